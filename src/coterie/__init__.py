@@ -1,0 +1,33 @@
+"""Coterie finds the groups hidden among federated clients and trains one model per group."""
+
+from coterie import data, errors, models
+from coterie.algorithms import IFCA, Global, Local
+from coterie.clustering import Clustering, Evaluation, load
+from coterie.data import Federated, Shards
+from coterie.evaluate import metrics
+from coterie.federation import Simulation
+from coterie.initialise import Random
+from coterie.learn.learner import Learner
+from coterie.learn.local import SGD, Optax
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "IFCA",
+    "SGD",
+    "Clustering",
+    "Evaluation",
+    "Federated",
+    "Global",
+    "Learner",
+    "Local",
+    "Optax",
+    "Random",
+    "Shards",
+    "Simulation",
+    "data",
+    "errors",
+    "load",
+    "metrics",
+    "models",
+]

@@ -1,0 +1,5 @@
+"""How replies become models."""
+
+from coterie.aggregate.mean import Mean, Sums
+
+__all__ = ["Mean", "Sums"]

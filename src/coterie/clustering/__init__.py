@@ -1,0 +1,6 @@
+"""The result of an algorithm."""
+
+from coterie.clustering.history import History, Round
+from coterie.clustering.result import Clustering, Evaluation, load
+
+__all__ = ["Clustering", "Evaluation", "History", "Round", "load"]

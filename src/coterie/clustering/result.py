@@ -1,0 +1,216 @@
+"""The result: who belongs together, one model per group, and how it came about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int, PyTree
+
+from coterie import registry, storage
+from coterie.clustering.history import History, RoundLog
+from coterie.data.shards import Shards, Spec
+from coterie.errors import DataError, RunFolderError, SettingError
+from coterie.federation.protocol import Federation, as_federation
+from coterie.learn import tasks
+from coterie.learn.learner import Learner
+from coterie.models import stacked
+
+ChosenBy = Literal["train", "shard"]
+FILE, MODELS, ROUNDS = "clustering.json", "models.safetensors", "rounds.jsonl"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well each client is served by the model of its cluster.
+
+    Attributes
+    ----------
+    accuracy, loss
+        Means over clients; accuracy is NaN for a regression.
+    per_client
+        One row per client: id, cluster, examples, loss, accuracy.
+    per_cluster
+        The same per cluster: clients, examples, and means over its clients.
+    chosen_by
+        Which split chose the clusters: `"train"`, the clustering itself, or `"shard"`, the lowest loss on the
+        very examples that are evaluated.
+    """
+
+    accuracy: float
+    loss: float
+    per_client: pd.DataFrame
+    per_cluster: pd.DataFrame
+    chosen_by: ChosenBy
+
+    def __repr__(self) -> str:
+        return f"Evaluation(accuracy={self.accuracy:.4f}, loss={self.loss:.4f}, chosen_by={self.chosen_by!r})"
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """What an algorithm found.
+
+    Attributes
+    ----------
+    ids, assignment
+        The training clients and the cluster of each; -1 for one that never answered.
+    models
+        The cluster models: one pytree with a leading cluster axis.
+    learner, spec
+        What the models are applied with, and the shape of the data.
+    history
+        One record per round.
+    losses
+        Training loss of every client under every model, shape (clients, k), where it was computed.
+    algorithm, seed
+        The settings that led here.
+    provenance
+        On what it was computed, in which precision.
+    """
+
+    ids: np.ndarray
+    assignment: Int[np.ndarray, " clients"]
+    models: PyTree
+    learner: Learner
+    spec: Spec
+    history: History
+    losses: Float[np.ndarray, "clients k"] | None = None
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def k(self) -> int:
+        """The number of clusters found: those that have clients. `models` may hold further, empty ones."""
+        return len(np.unique(self.assignment[self.assignment >= 0]))
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " models"]:
+        """Clients per cluster model."""
+        return np.bincount(self.assignment[self.assignment >= 0], minlength=stacked.count(self.models))
+
+    def assign(self, clients: Shards | Federation) -> Int[np.ndarray, " clients"]:
+        """The cluster of each of the given clients: the model of lowest loss on its shard."""
+        return np.asarray(tasks.lowest(jnp.asarray(self.losses_on(clients))))
+
+    def losses_on(self, clients: Shards | Federation) -> Float[np.ndarray, "clients k"]:
+        """The loss of every model on the shard of every given client."""
+        answers = self._ask(clients, tasks.losses)
+        return np.asarray(answers.report["losses"])
+
+    def evaluate(self, clients: Shards | Federation, chosen_by: ChosenBy | None = None) -> Evaluation:
+        """Loss and accuracy of every client under the model of its cluster.
+
+        Parameters
+        ----------
+        clients
+            `data.test` (the training clients' held-out examples) or clients never seen in training.
+        chosen_by
+            `"train"`: each client keeps the cluster it has in this clustering. `"shard"`: it takes the model
+            of lowest loss on the very examples given (labels included), as the IFCA paper does for test
+            clients. When not given: `"train"` if all clients are known, else `"shard"`.
+        """
+        federation = as_federation(clients)
+        cluster_of = dict(zip(map(str, self.ids), self.assignment.tolist(), strict=True))
+        known = [cluster_of.get(str(name), -1) for name in federation.ids]
+        if chosen_by is None:
+            chosen_by = "train" if min(known) >= 0 else "shard"
+        if chosen_by == "train":
+            if min(known) < 0:
+                stranger = federation.ids[known.index(-1)]
+                raise DataError(
+                    f"client {stranger} has no cluster from training: evaluate it with chosen_by='shard'."
+                )
+            clusters = np.array(known, np.int32)
+        elif chosen_by == "shard":
+            clusters = self.assign(federation)
+        else:
+            raise SettingError(f"chosen_by must be 'train' or 'shard', not {chosen_by!r}.")
+        answers = self._ask(federation, tasks.evaluate, each=jnp.asarray(clusters))
+        rows = pd.DataFrame(
+            {
+                "id": federation.ids,
+                "cluster": clusters,
+                "examples": np.asarray(answers.report["examples"]),
+                "loss": np.asarray(answers.report["loss"], float),
+                "accuracy": np.asarray(answers.report["accuracy"], float),
+            }
+        )[np.asarray(answers.answered)]
+        groups = rows.groupby("cluster")
+        per_cluster = groups[["loss", "accuracy"]].mean()
+        per_cluster.insert(0, "clients", groups.size())
+        per_cluster.insert(1, "examples", groups["examples"].sum())
+        return Evaluation(rows["accuracy"].mean(), rows["loss"].mean(), rows, per_cluster, chosen_by)
+
+    def _ask(self, clients: Shards | Federation, task: tasks.Task, each: Any = None) -> Any:
+        federation = as_federation(clients).with_learner(self.learner)
+        return federation.ask(task, {"models": self.models}, each=each)
+
+    # -- disk --------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write to a folder: models as safetensors, the rest as JSON."""
+        folder = Path(folder)
+        arrays = {f"models.{name}": leaf for name, leaf in stacked.named(self.models).items()}
+        if self.losses is not None:
+            arrays["losses"] = self.losses
+        lines = "".join(log.to_line() + "\n" for log in self.history.logs)
+        storage.write_text(folder / ROUNDS, lines)
+        storage.write_arrays(folder / MODELS, arrays)
+        content = {
+            "ids": self.ids.tolist(),
+            "assignment": self.assignment.tolist(),
+            "restart": self.history.restart,
+            "algorithm": self.algorithm,
+            "seed": self.seed,
+            "learner": registry.describe_learner(self.learner),
+            "spec": asdict(self.spec),
+            "provenance": self.provenance,
+        }
+        storage.write_json(folder / FILE, content)
+
+    def __repr__(self) -> str:
+        name = self.algorithm.get("name", "clustering")
+        return f"Clustering({name}: {self.k} clusters of {', '.join(map(str, self.sizes))} clients)"
+
+
+def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
+    """The clustering saved in a folder, or found by the run in it.
+
+    `learner` is needed only where it was made of parts that cannot be written down: a model or a loss of
+    your own, an Optax optimiser.
+    """
+    folder = Path(folder)
+    if not (folder / FILE).exists():
+        raise RunFolderError(f"{folder} holds no finished clustering ({FILE} is missing).")
+    content = storage.read_json(folder / FILE)
+    try:
+        spec = Spec.from_json(content["spec"])
+        arrays = storage.read_arrays(folder / MODELS)
+        losses = arrays.pop("losses", None)
+        known = (learner or registry.learner_from(content["learner"])).for_data(spec)
+        one = known.shapes(spec)
+        k = next(iter(arrays.values())).shape[0]
+        like = stacked.repeated(one, k)
+        models = stacked.from_named({name.removeprefix("models."): a for name, a in arrays.items()}, like)
+        lines = (folder / ROUNDS).read_text().splitlines()
+        return Clustering(
+            ids=np.array(content["ids"]),
+            assignment=np.array(content["assignment"], np.int32),
+            models=models,
+            learner=known,
+            spec=spec,
+            history=History([RoundLog.from_line(line) for line in lines], len(content["ids"]), content["restart"]),
+            losses=losses,
+            algorithm=content["algorithm"],
+            seed=content["seed"],
+            provenance=content["provenance"],
+        )
+    except (KeyError, TypeError, ValueError, OSError, StopIteration) as error:
+        raise RunFolderError(f"{folder} is damaged: {error!r}.") from error

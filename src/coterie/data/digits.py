@@ -1,0 +1,98 @@
+"""Real handwriting without a download: scikit-learn's 1,797 digits of 8 x 8 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from coterie.data.federated import Federated
+from coterie.data.partition import cluster_sizes, evenly
+from coterie.data.shards import Shards
+from coterie.errors import SettingError
+
+View = Callable[[np.ndarray], np.ndarray]
+
+
+def rotated_digits(
+    clients: int = 40,
+    rotations: Sequence[int] = (0, 90, 180, 270),
+    unseen: int = 8,
+    seed: int = 0,
+) -> Federated:
+    """Digits, rotated: every cluster of clients sees handwriting at its own angle.
+
+    Parameters
+    ----------
+    clients
+        Training clients, shared equally among the rotations.
+    rotations
+        One angle in degrees per cluster, multiples of 90.
+    unseen
+        Further clients that take no part in training, shared equally among the rotations.
+    seed
+        Which images are held out and who holds which.
+    """
+    wrong = [angle for angle in rotations if angle % 90]
+    if wrong:
+        raise SettingError(f"rotation {wrong[0]} is not a multiple of 90 degrees.")
+    views = [lambda images, turns=angle // 90: np.rot90(images, turns, axes=(1, 2)) for angle in rotations]
+    return seen_through(*_digits(), views, clients, unseen, seed, "rotated digits")
+
+
+def inverted_digits(clients: int = 40, unseen: int = 8, seed: int = 0) -> Federated:
+    """Digits, inverted for half of the clients: light on dark in one cluster, dark on light in the other."""
+    views: list[View] = [lambda images: images, lambda images: 1 - images]
+    return seen_through(*_digits(), views, clients, unseen, seed, "inverted digits")
+
+
+def seen_through(
+    images: np.ndarray,
+    labels: np.ndarray,
+    views: Sequence[View],
+    clients: int,
+    unseen: int,
+    seed: int,
+    name: str,
+) -> Federated:
+    """A federation in which each cluster sees the same images through a view of its own.
+
+    A fifth of the images is held out. Every cluster sees all the other images, split over its clients; the
+    held-out images are split over the clusters' training clients as `test` and, disjoint from these, over
+    the unseen clients.
+    """
+    sizes = cluster_sizes(clients, len(views))
+    strangers = cluster_sizes(unseen, len(views)) if unseen else np.zeros(len(views), int)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(images))
+    held_out, kept = np.split(order, [len(images) // 5])
+    # the unseen clients get about as many images each as a training client is tested on
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"train": [], "test": [], "unseen": []}
+    for view, members, others in zip(views, sizes, strangers, strict=True):
+        seen = view(images).astype(np.float32)
+        folds = np.split(held_out, [round(len(held_out) * members / (members + others))])
+        for split, pool, count in (("train", kept, members), ("test", folds[0], members), ("unseen", folds[1], others)):
+            if count:
+                parts[split] += [(seen[pool[i]], labels[pool[i]]) for i in evenly(len(pool), count, rng)]
+    truth = np.repeat(np.arange(len(views)), sizes)
+    classes = int(labels.max()) + 1
+
+    def shards(split: str, prefix: str) -> Shards:
+        ids = [f"{prefix}{i:0{len(str(len(parts[split]) - 1))}d}" for i in range(len(parts[split]))]
+        xs, ys = zip(*parts[split], strict=True)
+        return Shards.from_lists(xs, ys, ids, classes=classes)
+
+    return Federated(
+        train=shards("train", "client-"),
+        test=shards("test", "client-"),
+        unseen=shards("unseen", "unseen-") if unseen else None,
+        truth=truth,
+        unseen_truth=np.repeat(np.arange(len(views)), strangers) if unseen else None,
+        name=name,
+    )
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    bunch = load_digits()
+    return bunch.images / 16, bunch.target.astype(np.int32)

@@ -1,0 +1,49 @@
+"""A data set for federated learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coterie.data.shards import Shards
+from coterie.errors import DataError
+
+
+@dataclass(frozen=True)
+class Federated:
+    """Clients' data, and what is known of the groups among them.
+
+    Attributes
+    ----------
+    train
+        What the clients train on.
+    test
+        The same clients' held-out examples, aligned with `train.ids`.
+    unseen
+        Clients that take no part in training.
+    truth, unseen_truth
+        Cluster labels of the training and the unseen clients, where known.
+    models
+        The true parameters, shape (k, d), where known.
+    name
+        What the data set is called in reports.
+    """
+
+    train: Shards
+    test: Shards | None = None
+    unseen: Shards | None = None
+    truth: np.ndarray | None = None
+    unseen_truth: np.ndarray | None = None
+    models: np.ndarray | None = None
+    name: str = "data"
+
+    def __post_init__(self) -> None:
+        if self.test is not None and not np.array_equal(self.test.ids, self.train.ids):
+            raise DataError("test must hold the same clients as train, in the same order.")
+        for label, shards, what in (
+            (self.truth, self.train, "truth"),
+            (self.unseen_truth, self.unseen, "unseen_truth"),
+        ):
+            if label is not None and (shards is None or np.shape(label) != (len(shards),)):
+                raise DataError(f"{what} must hold one cluster label per client.")

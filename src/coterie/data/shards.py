@@ -1,0 +1,373 @@
+"""Who holds what: the examples of all clients, ragged, bucketed by size and masked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import DataError
+
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shape of one example: all that a server needs to know of the data to make a model.
+
+    `classes` is the number of classes when `y` holds class labels and None when it holds real numbers.
+    """
+
+    x_shape: tuple[int, ...]
+    x_dtype: str
+    y_shape: tuple[int, ...]
+    y_dtype: str
+    classes: int | None = None
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Spec:
+        """The inverse of `dataclasses.asdict` followed by JSON, which has no tuples."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+
+    def example(self) -> np.ndarray:
+        """A batch of one blank example, for creating a model: shape (1, *x_shape)."""
+        return np.zeros((1, *self.x_shape), self.x_dtype)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Clients of similar size in one dense array.
+
+    Rows beyond a client's size repeat its own examples: they are masked wherever they are used, and real
+    values keep a loss finite where zeros might not.
+    """
+
+    x: np.ndarray  # (clients, capacity, *x_shape)
+    y: np.ndarray  # (clients, capacity, *y_shape)
+    sizes: np.ndarray  # (clients,)
+    clients: np.ndarray  # (clients,) positions in Shards.ids
+
+    @property
+    def capacity(self) -> int:
+        return int(self.x.shape[1])
+
+
+class Shards:
+    """The shards of any number of clients.
+
+    Made by `Shards.from_lists`, `Shards.from_flat` or `Shards.open`; the constructor itself checks nothing.
+    Sizes in a bucket lie within a factor of two of each other and a bucket is as wide as its largest
+    client, so less than half of the stored examples are padding however heavy the tail of sizes.
+    """
+
+    def __init__(self, ids: np.ndarray, spec: Spec, buckets: Sequence[Bucket]) -> None:
+        self.ids = ids
+        self.spec = spec
+        self.buckets = tuple(buckets)
+        self.sizes = np.zeros(len(ids), np.int64)
+        self._where = np.zeros((len(ids), 2), np.int64)  # client -> (bucket, row)
+        for b, bucket in enumerate(self.buckets):
+            self.sizes[bucket.clients] = bucket.sizes
+            self._where[bucket.clients] = np.stack(
+                [np.full(len(bucket.clients), b), np.arange(len(bucket.clients))], axis=1
+            )
+
+    # -- construction ------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_lists(
+        cls,
+        x: Sequence[Any],
+        y: Sequence[Any],
+        ids: Sequence[Any] | None = None,
+        *,
+        classes: int | None = None,
+        folder: str | Path | None = None,
+    ) -> Shards:
+        """Shards from one array of features and one of targets per client.
+
+        Parameters
+        ----------
+        x, y
+            One array per client, `x[i]` of shape (n_i, ...) and `y[i]` of shape (n_i, ...). Integer targets
+            are class labels, floating ones are real numbers.
+        ids
+            Stable, distinct client ids; 0, 1, 2, ... when not given.
+        classes
+            Number of classes; taken from the largest label when not given.
+        folder
+            Where to keep the arrays memory-mapped; in memory when not given.
+        """
+        if len(x) == 0:
+            raise DataError("there are no clients: give one array of features per client.")
+        if len(x) != len(y):
+            raise DataError(
+                f"there are features for {len(x)} clients and targets for {len(y)}: give both for each client."
+            )
+        names = _ids(ids, len(x))
+        pairs = [_client(names[i], a, b) for i, (a, b) in enumerate(zip(x, y, strict=True))]
+        spec = _common_spec(names, pairs, classes)
+        sizes = np.array([len(a) for a, _ in pairs], np.int64)
+        return cls._fill(names, spec, sizes, pairs.__getitem__, folder)
+
+    @classmethod
+    def from_flat(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any,
+        *,
+        classes: int | None = None,
+        folder: str | Path | None = None,
+    ) -> Shards:
+        """Shards from flat arrays: example `e` belongs to the client named `client[e]`.
+
+        Client ids are the distinct values of `client`, sorted; a client's examples keep their order. `x`
+        may be memory-mapped: with `folder` given, only one client at a time is in memory.
+        """
+        x, y, client = np.asanyarray(x), np.asanyarray(y), np.asarray(client)
+        if not len(x) == len(y) == len(client) or client.ndim != 1:
+            raise DataError(
+                f"x, y and client must be equally long, client one-dimensional; "
+                f"their shapes are {x.shape}, {y.shape} and {client.shape}."
+            )
+        if len(x) == 0:
+            raise DataError("there are no examples: x is empty.")
+        names, owner = np.unique(client, return_inverse=True)
+        order = np.argsort(owner, kind="stable")
+        sizes = np.bincount(owner, minlength=len(names))
+        stops = np.cumsum(sizes)
+
+        def rows(i: int) -> tuple[np.ndarray, np.ndarray]:
+            mine = order[stops[i] - sizes[i] : stops[i]]
+            return _client(names[i], x[mine], y[mine])
+
+        spec = _common_spec(names, (rows(i) for i in range(len(names))), classes)
+        return cls._fill(_ids(names, len(names)), spec, sizes, rows, folder)
+
+    @classmethod
+    def _fill(
+        cls,
+        ids: np.ndarray,
+        spec: Spec,
+        sizes: np.ndarray,
+        client: Callable[[int], tuple[np.ndarray, np.ndarray]],
+        folder: str | Path | None,
+    ) -> Shards:
+        allocate = _in_memory if folder is None else _in_folder(Path(folder))
+        buckets = []
+        # sizes 1, 2, 3-4, 5-8, ...: powers of two, each bucket as wide as its largest member
+        grade = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
+        for b, g in enumerate(np.unique(grade)):
+            members = np.flatnonzero(grade == g)
+            width = int(sizes[members].max())
+            xs = allocate(f"{b}.x", (len(members), width, *spec.x_shape), np.dtype(spec.x_dtype))
+            ys = allocate(f"{b}.y", (len(members), width, *spec.y_shape), np.dtype(spec.y_dtype))
+            for row, i in enumerate(members):
+                x, y = client(int(i))
+                own = np.arange(width) % len(x)
+                xs[row], ys[row] = x[own], y[own]
+            buckets.append(Bucket(xs, ys, sizes[members].astype(np.int32), members))
+        shards = cls(ids, spec, buckets)
+        if folder is not None:
+            shards._write_index(Path(folder))
+            return cls.open(folder)
+        return shards
+
+    # -- disk --------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write to a folder from which `Shards.open` maps the arrays into memory."""
+        allocate = _in_folder(Path(folder))
+        for b, bucket in enumerate(self.buckets):
+            allocate(f"{b}.x", bucket.x.shape, bucket.x.dtype)[:] = bucket.x
+            allocate(f"{b}.y", bucket.y.shape, bucket.y.dtype)[:] = bucket.y
+        self._write_index(Path(folder))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Shards:
+        """Shards whose examples stay on disk, memory-mapped, until they are used."""
+        folder = Path(folder)
+        try:
+            index = json.loads((folder / "shards.json").read_text())
+            spec = Spec.from_json(index["spec"])
+            buckets = [
+                Bucket(
+                    np.load(folder / f"{b}.x.npy", mmap_mode="r"),
+                    np.load(folder / f"{b}.y.npy", mmap_mode="r"),
+                    np.array(entry["sizes"], np.int32),
+                    np.array(entry["clients"], np.int64),
+                )
+                for b, entry in enumerate(index["buckets"])
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{folder} is not a folder of shards ({error}); Shards.save writes one."
+            ) from error
+        return cls(np.array(index["ids"]), spec, buckets)
+
+    def _write_index(self, folder: Path) -> None:
+        index = {
+            "ids": self.ids.tolist(),
+            "spec": asdict(self.spec),
+            "buckets": [{"sizes": b.sizes.tolist(), "clients": b.clients.tolist()} for b in self.buckets],
+        }
+        (folder / "shards.json").write_text(json.dumps(index))
+
+    # -- access ------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return (self.client(i) for i in range(len(self)))
+
+    def client(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """The unpadded features and targets of the client at a position."""
+        bucket, row = self._where[position]
+        at = self.buckets[bucket]
+        size = at.sizes[row]
+        return at.x[row, :size], at.y[row, :size]
+
+    def __getitem__(self, which: Any) -> Shards:
+        """The shards of some clients: a slice, positions, or a boolean mask over clients."""
+        try:
+            positions = np.atleast_1d(np.arange(len(self))[which])
+        except IndexError as error:
+            raise DataError(f"no such clients: {error}; there are {len(self)} clients.") from error
+        new = np.full(len(self), -1)
+        new[positions] = np.arange(len(positions))
+        if len(np.unique(positions)) < len(positions):
+            raise DataError("a client was selected twice: select every client at most once.")
+        if len(positions) == 0:
+            raise DataError("no client was selected: select at least one.")
+        buckets = []
+        for bucket in self.buckets:
+            rows = np.flatnonzero(new[bucket.clients] >= 0)
+            if len(rows):
+                width = int(bucket.sizes[rows].max())
+                buckets.append(
+                    Bucket(
+                        bucket.x[rows, :width],
+                        bucket.y[rows, :width],
+                        bucket.sizes[rows],
+                        new[bucket.clients[rows]],
+                    )
+                )
+        return Shards(self.ids[positions], self.spec, buckets)
+
+    def positions(self, ids: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """Where the given client ids stand in `self.ids`."""
+        at = {str(name): i for i, name in enumerate(self.ids)}
+        missing = [name for name in ids if str(name) not in at]
+        if missing:
+            raise DataError(f"there is no client {missing[0]!r} among these {len(self)} clients.")
+        return np.array([at[str(name)] for name in ids], np.int64)
+
+    @property
+    def examples(self) -> int:
+        """Number of real examples over all clients."""
+        return int(self.sizes.sum())
+
+    @property
+    def stored_examples(self) -> int:
+        """Number of stored examples, padding included; less than twice `examples`."""
+        return sum(len(b.sizes) * b.capacity for b in self.buckets)
+
+    def __repr__(self) -> str:
+        return (
+            f"Shards({len(self)} clients, {self.examples} examples of shape {self.spec.x_shape}, "
+            f"{self.sizes.min()} to {self.sizes.max()} per client)"
+        )
+
+
+def _ids(ids: Any, count: int) -> np.ndarray:
+    names = np.arange(count) if ids is None else np.asarray(ids)
+    if names.shape != (count,):
+        raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
+    if names.dtype.kind not in "iuU":
+        names = names.astype(str)
+    distinct, times = np.unique(names.astype(str), return_counts=True)
+    if len(distinct) < count:
+        raise DataError(f"client id {distinct[times > 1][0]!r} is given twice: ids must be distinct.")
+    return names
+
+
+def _client(name: Any, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    x, y = _narrow(np.asarray(x)), _narrow(np.asarray(y))
+    for what, array in (("features", x), ("targets", y)):
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"client {name}: {what} are {array.dtype}, not numbers.")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            row = np.argwhere(~np.isfinite(array))[0]
+            raise DataError(
+                f"client {name}: {what} of example {row[0]} contain {array[tuple(row)]}; "
+                "remove or fill such values first."
+            )
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise DataError(
+            f"client {name}: features of shape {x.shape} and targets of shape {y.shape} "
+            "do not have one row per example each."
+        )
+    if len(x) == 0:
+        raise DataError(f"client {name} is empty: leave it out or give it at least one example.")
+    return x, y
+
+
+def _narrow(array: np.ndarray) -> np.ndarray:
+    # models compute in 32 bits; wider numbers would be cut silently on the way to the device
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    if array.dtype.kind in "iu" and array.dtype.itemsize > 4:
+        return array.astype(np.int32)
+    return array
+
+
+def _common_spec(names: Sequence[Any] | np.ndarray, pairs: Any, classes: int | None) -> Spec:
+    first: tuple[np.ndarray, np.ndarray] | None = None
+    lowest, highest = 0, -1
+    for name, (x, y) in zip(names, pairs, strict=True):
+        if first is None:
+            first = x, y
+        for what, mine, theirs in (("features", x, first[0]), ("targets", y, first[1])):
+            if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
+                raise DataError(
+                    f"client {name}: {what} of one example are {mine.dtype}{list(mine.shape[1:])} but those "
+                    f"of client {names[0]} are {theirs.dtype}{list(theirs.shape[1:])}; they must agree."
+                )
+        if y.dtype.kind in "iu":
+            lowest, highest = min(lowest, int(y.min())), max(highest, int(y.max()))
+            if lowest < 0 or (classes is not None and highest >= classes):
+                wrong = lowest if lowest < 0 else highest
+                allowed = f"0 to {classes - 1}" if classes is not None else "0 and up"
+                raise DataError(f"client {name}: label {wrong} is outside the classes {allowed}.")
+    assert first is not None
+    x, y = first
+    labels = y.dtype.kind in "iu"
+    if classes is not None and not labels:
+        raise DataError(f"classes={classes} is given but the targets are {y.dtype}, not integer labels.")
+    return Spec(
+        x.shape[1:],
+        x.dtype.name,
+        y.shape[1:],
+        y.dtype.name,
+        (classes or highest + 1) if labels else None,
+    )
+
+
+def _in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    return np.empty(shape, dtype)
+
+
+def _in_folder(folder: Path) -> Allocate:
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+
+    return allocate

@@ -1,0 +1,37 @@
+"""What went wrong, in one sentence a user can act on.
+
+Every error that a user can cause is a `CoterieError`: it says what was wrong, where, and what would be
+right. The command line prints that sentence and exits with code 2; a traceback means a bug of ours.
+"""
+
+
+class CoterieError(Exception):
+    """Base class of all errors that a user can cause."""
+
+
+class DataError(CoterieError):
+    """Client data that cannot be used: an empty client, NaN, shapes that differ, labels out of range."""
+
+
+class SettingError(CoterieError):
+    """A setting with an impossible value, such as more clusters than clients."""
+
+
+class LearnerError(CoterieError):
+    """A learner that does not fit the data, or whose training diverged."""
+
+
+class ClientError(CoterieError):
+    """A client failed while it carried out a task; the message names both."""
+
+
+class ConfigError(CoterieError):
+    """An experiment file or a set of options that cannot be understood; the message names the key."""
+
+
+class RunFolderError(CoterieError):
+    """A run folder that is missing, damaged, or belongs to another experiment."""
+
+
+class StorageError(CoterieError):
+    """The disk refused a write; what was written before is intact."""

@@ -1,0 +1,185 @@
+"""One ask as a JAX program: a batched map over clients with the reduction fused into it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key, PyTree, UInt32
+
+from coterie import keys
+from coterie.federation import tuning
+from coterie.federation.protocol import Reduction
+from coterie.learn.learner import Learner
+from coterie.learn.shard import Shard
+from coterie.learn.tasks import Reply, Task, carry_out
+
+CANDIDATES = {"cpu": (1, 4, 16, 64)}
+ACCELERATOR_CANDIDATES = (1, 16, 128, 1024)
+
+
+class Share(eqx.Module):
+    """The clients of one bucket that take part in an ask, or one device's share of them."""
+
+    x: Array  # (rows, capacity, ...)
+    y: Array
+    size: Int[Array, " rows"]
+    token: UInt32[Array, "rows 2"]
+    rows: Int[Array, " clients"] | None  # which rows take part; all, in order, when None
+    place: Int[Array, " clients"]  # index of each among the asked; their number for a blank one
+    each: PyTree  # leading axis clients
+
+    def pick(self, start: Any, width: int) -> tuple[Any, ...]:
+        """Shards, tokens, places and own inputs of `width` clients from `start` on."""
+
+        def cut(a: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(a, start, width)
+
+        def of_row(a: Array) -> Array:
+            return cut(a) if self.rows is None else a[cut(self.rows)]
+
+        shard = Shard(of_row(self.x), of_row(self.y), of_row(self.size))
+        return shard, of_row(self.token), cut(self.place), jax.tree.map(cut, self.each)
+
+    @property
+    def clients(self) -> int:
+        return int(self.place.shape[0])
+
+
+@dataclass(frozen=True)
+class Program:
+    """An ask without its data."""
+
+    task: Task
+    reduce: Reduction | None
+    replicas: int | None
+    drop: float
+    asked: int
+
+    def run(
+        self, learner: Learner, broadcast: PyTree, key: Key[Array, ""], share: Share, batch: int, sums: Any
+    ) -> tuple[Any, tuple[Reply, Bool[Array, " clients"]]]:
+        """`jax.lax.map(client, share, batch_size=batch)`, with the replies' values summed batch by batch.
+
+        Returns the sums, and the replies and who answered, stacked over clients. Values that were summed are
+        not kept, so that memory is one batch of them plus the sums.
+        """
+        client = partial(self._client, learner, broadcast, key)
+
+        def step(sums: Any, start: Any, width: int) -> tuple[Any, tuple[Reply, Array]]:
+            inputs = share.pick(start, width)
+            if width == 1:
+                # not a vmap of one: convolutions with per-client weights are far slower batched than plain
+                replies, answered = jax.tree.map(lambda a: a[None], client(*jax.tree.map(lambda a: a[0], inputs)))
+            else:
+                replies, answered = jax.vmap(client)(*inputs)
+            if self.reduce is not None:
+                add = self.reduce.add
+                if self.replicas is not None:
+                    add = jax.vmap(add, in_axes=(0, 1, None))
+                sums = add(sums, replies, answered)
+                replies = Reply(replies.report, None, replies.cluster, replies.weight)
+            return sums, (replies, answered)
+
+        batch = min(batch, share.clients)
+        whole, rest = divmod(share.clients, batch)
+        if whole == 1:
+            sums, kept = step(sums, 0, batch)
+        else:
+            sums, kept = jax.lax.scan(lambda s, i: step(s, i * batch, batch), sums, jnp.arange(whole))
+            kept = jax.tree.map(lambda a: a.reshape(whole * batch, *a.shape[2:]), kept)
+        if rest:
+            sums, last = step(sums, whole * batch, rest)
+            kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
+        return sums, kept
+
+    def _client(
+        self, learner: Learner, broadcast: PyTree, key: Key[Array, ""], shard: Shard, token: Array, place: Array, each: Any
+    ) -> tuple[Reply, Bool[Array, ""]]:
+        answered = place < self.asked
+        if self.drop:
+            lot = jax.random.uniform(jax.random.fold_in(keys.of_client(key, token), 1))
+            answered &= lot >= self.drop
+        return carry_out(self.task, learner, broadcast, each, shard, token, key, self.replicas), answered
+
+    def start(self, learner: Learner, broadcast: PyTree, share: Share) -> Any:
+        """The empty sums."""
+        if self.reduce is None:
+            return None
+        value = self._reply(learner, broadcast, share).value
+        if self.replicas is None:
+            return self.reduce.start(value)
+        return jax.vmap(lambda _: self.reduce.start(value))(jnp.arange(self.replicas))  # type: ignore[union-attr]
+
+    def reply_bytes(self, learner: Learner, broadcast: PyTree, share: Share) -> int:
+        """The bytes that a client sends back."""
+        return bytes_of(self._reply(learner, broadcast, share)) * (self.replicas or 1)
+
+    def _reply(self, learner: Learner, broadcast: PyTree, share: Share) -> Reply:
+        """The shapes of one client's reply (of one replica); defaults, which do not travel, stay numbers."""
+        shard, _, _, each = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], share.pick(0, 1)))
+        if self.replicas is not None:
+            broadcast, each = jax.eval_shape(lambda t: jax.tree.map(lambda a: a[0], t), (broadcast, each))
+        return eqx.filter_eval_shape(self.task, learner, broadcast, each, shard, jax.random.key(0))
+
+    def fastest_batches(
+        self, learner: Learner, broadcast: PyTree, shares: Sequence[Share], devices: int
+    ) -> list[int]:
+        """For each bucket, how many clients to compute at once.
+
+        The bucket with the most examples is timed; the others get as many examples at once.
+        """
+        # inside `shard_map` every device has its part of the clients
+        counts = [-(-share.clients // devices) for share in shares]
+        widths = [share.x.shape[1] for share in shares]
+        main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
+        example = math.prod(shares[main].x.shape[2:])
+        value = bytes_of(self._reply(learner, broadcast, shares[main]).value) // 4 * (self.replicas or 1)
+        if sum(c * (w * example + value) for c, w in zip(counts, widths, strict=True)) < tuning.SMALL:
+            return counts
+        platform = jax.default_backend()
+        candidates = CANDIDATES.get(platform, ACCELERATOR_CANDIDATES)
+        count = min(counts[main], max(candidates))
+        candidates = tuple(sorted({min(c, count) for c in candidates}))
+
+        sample = jax.eval_shape(lambda: _some(shares[main], count))
+        inputs = learner, broadcast, jax.random.key(0), sample
+        question = f"{self} {platform} {jax.devices()[0].device_kind} {jax.__version__} {devices} " + str(
+            jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
+        )
+
+        def program(batch: int) -> Any:
+            arguments = tuning.stand_in(inputs)
+            arguments[-1] = eqx.tree_at(lambda s: s.size, arguments[-1], jnp.full(count, widths[main]))
+
+            def once(learner: Learner, broadcast: PyTree, key: Any, share: Share) -> Any:
+                return self.run(learner, broadcast, key, share, batch, self.start(learner, broadcast, share))
+
+            return partial(jax.jit(once), *arguments)
+
+        best = tuning.fastest(question, candidates, program)
+        return [max(1, best * widths[main] // width) for width in widths]
+
+
+def _some(share: Share, count: int) -> Share:
+    """A share's first clients, as if they were all there is."""
+    rows = Share(share.x[:count], share.y[:count], share.size[:count], share.token[:count], None, share.place, share.each)
+    return eqx.tree_at(
+        lambda s: (s.place, s.each), rows, (jnp.arange(count), jax.tree.map(lambda a: a[:count], share.each))
+    )
+
+
+def bytes_of(tree: PyTree) -> int:
+    """The bytes that the arrays of a pytree take; numbers that are not arrays take none."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+    return sum(math.prod(leaf.shape) * _itemsize(leaf) for leaf in leaves)
+
+
+def _itemsize(leaf: Any) -> int:
+    return 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else int(jnp.dtype(leaf.dtype).itemsize)

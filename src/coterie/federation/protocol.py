@@ -1,0 +1,119 @@
+"""Who can be asked, and what comes back."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from coterie.data.shards import Shards, Spec
+from coterie.errors import SettingError
+from coterie.learn.learner import Learner
+from coterie.learn.tasks import Reply, Task
+
+
+class Reduction(Protocol):
+    """How the values of replies are summed on the way, batch by batch: see `coterie.aggregate`."""
+
+    def start(self, value: Any) -> Any: ...
+
+    def add(self, sums: Any, replies: Reply, answered: Bool[Array, " clients"]) -> Any: ...
+
+
+class Answers(eqx.Module):
+    """The replies to one ask, aligned with the clients that were asked.
+
+    An ask with replicas has a replica axis behind the client axis (in `value`, when reduced, in front).
+    """
+
+    clients: Int[Array, " asked"]  # positions of the clients asked
+    answered: Bool[Array, " asked"]  # entries of those that did not answer mean nothing
+    report: dict[str, Array]  # leading axis asked
+    cluster: Int[Array, "asked ..."]
+    value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
+    down: int = eqx.field(static=True)  # bytes sent to each client asked
+    up: int = eqx.field(static=True)  # bytes sent back by each client that answers
+
+
+class Federation(Protocol):
+    """Clients that can be asked. The one method that matters is `ask`."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are; they are numbered by position 0, 1, 2, ..."""
+        ...
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The stable client ids, by position."""
+        ...
+
+    @property
+    def spec(self) -> Spec:
+        """The shape of one example."""
+        ...
+
+    @property
+    def traceable(self) -> bool:
+        """Whether whole rounds can be compiled; otherwise they run on the host, ask by ask."""
+        ...
+
+    def with_learner(self, learner: Learner) -> Federation:
+        """The same clients, knowing how to do what the learner says."""
+        ...
+
+    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Any:
+        """Clients to ask, as `ask` wants them: one set per round where there is a leading axis."""
+        ...
+
+    def ask(
+        self,
+        task: Task,
+        broadcast: PyTree = None,
+        *,
+        each: PyTree = None,
+        clients: Any = None,
+        key: Key[Array, ""] | None = None,
+        reduce: Reduction | None = None,
+        replicas: int | None = None,
+    ) -> Answers:
+        """Have clients carry out a task.
+
+        Parameters
+        ----------
+        task
+            One of `coterie.learn.tasks`, or a function like them.
+        broadcast
+            What every client is sent.
+        each
+            What each client alone is sent: a pytree with a leading axis aligned with the clients asked.
+        clients
+            Whom to ask, as made by `select`; everybody when None.
+        key
+            Randomness of this ask; every client derives its own from it and from its id.
+        reduce
+            How to sum the replies' values as they come instead of keeping them all.
+        replicas
+            Carry out the task this many times side by side: every leaf of `broadcast`, and of `each` behind
+            the client axis, has a leading replica axis.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """How results were computed, to be recorded with them: device, precision and the like."""
+        ...
+
+
+def as_federation(train: Shards | Federation) -> Federation:
+    """`train` as a federation: a simulation is made for shards."""
+    from coterie.federation.simulation import Simulation
+
+    if isinstance(train, Shards):
+        return Simulation(train)
+    if not hasattr(train, "ask"):
+        raise SettingError(
+            f"fit needs Shards (such as data.train) or a federation, not {type(train).__name__}."
+        )
+    return train

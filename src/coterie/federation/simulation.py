@@ -1,0 +1,303 @@
+"""All clients as one batched JAX program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int, Key, PyTree, UInt32
+
+from coterie import keys
+from coterie.data.shards import Shards, Spec
+from coterie.errors import SettingError
+from coterie.federation.devices import local_devices, mesh
+from coterie.federation.program import Program, Share, bytes_of
+from coterie.federation.protocol import Answers, Reduction
+from coterie.learn import losses
+from coterie.learn.learner import Learner
+from coterie.learn.tasks import Task
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+_MATMUL = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+
+
+class Rows(eqx.Module):
+    """A bucket of shards on the devices, padded with blank rows to a multiple of their number."""
+
+    x: Array  # (rows, capacity, ...)
+    y: Array
+    size: Int[Array, " rows"]
+    token: UInt32[Array, "rows 2"]
+    place: Int[Array, " rows"]  # position of the client; the number of clients for a blank row
+
+
+class Chosen(eqx.Module):
+    """Clients to ask: rows of each bucket, padded to a capacity that is the same for every round."""
+
+    clients: Int[Array, "*rounds asked"]
+    rows: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: row within its device
+    place: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: index among the asked; their number if unused
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a compiled program depends on beside shapes; equal for simulations of equal shape."""
+
+    spec: Spec
+    clients: int
+    mesh: jax.sharding.Mesh | None
+    batch: int | Literal["auto"]
+    precision: Precision | None
+    drop: float
+
+    @property
+    def devices(self) -> int:
+        return 1 if self.mesh is None else self.mesh.size
+
+
+@jax.tree_util.register_pytree_node_class
+class Simulation:
+    """A federation whose clients are simulated, batched, on the devices there are.
+
+    Parameters
+    ----------
+    shards
+        Who holds what.
+    batch
+        Clients per device that are computed at once: 1 is one after another, a large number is a pure
+        `vmap`. `"auto"` times a few values for each kind of ask and remembers the fastest; the choice changes
+        results by rounding only.
+    devices
+        The devices to spread the clients over; all local ones when not given.
+    precision
+        Of matrix products: `"float32"`, `"tf32"` or `"bfloat16"`. When not given, tf32 for classifiers on an
+        accelerator and float32 otherwise. Averages of models are always taken in float32.
+    drop
+        Fault injection: the probability that a client does not answer an ask.
+
+    A simulation is a pytree whose leaves are the clients' data, so that it can be an argument of a compiled
+    program; inside one it no longer knows the client ids.
+    """
+
+    traceable = True
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        batch: int | Literal["auto"] = "auto",
+        devices: Sequence[Any] | None = None,
+        precision: Precision | None = None,
+        drop: float = 0.0,
+    ) -> None:
+        check_settings(batch, precision, drop)
+        available = list(devices) if devices is not None else local_devices()
+        grid = mesh(available[: len(shards)])
+        self._shards: Shards | None = shards
+        self._settings = _Settings(shards.spec, len(shards), grid, batch, precision, drop)
+        self._learner: Learner | None = None
+        put = partial(_put, grid=grid, device=available[0])
+        tokens = keys.words(keys.tokens(shards.ids))
+        self._rows = tuple(
+            Rows(
+                x=put(bucket.x),
+                y=put(bucket.y),
+                size=put(bucket.sizes.astype(np.int32)),
+                token=put(tokens[bucket.clients]),
+                place=put(bucket.clients.astype(np.int32), fill=len(shards)),
+            )
+            for bucket in shards.buckets
+        )
+
+    @property
+    def clients(self) -> int:
+        return self._settings.clients
+
+    @property
+    def spec(self) -> Spec:
+        return self._settings.spec
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._host().ids
+
+    def _host(self) -> Shards:
+        if self._shards is None:
+            raise RuntimeError("inside a compiled program a simulation has no client ids")
+        return self._shards
+
+    @property
+    def precision(self) -> Precision:
+        """The precision in force."""
+        if self._settings.precision is not None:
+            return self._settings.precision
+        classifies = self._learner is not None and losses.named(self._learner.loss) is losses.cross_entropy
+        return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
+
+    def with_learner(self, learner: Learner) -> Simulation:
+        new = self.tree_unflatten(self._settings, (self._rows, learner.for_data(self.spec)))
+        new._shards = self._shards
+        return new
+
+    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
+        positions = np.asarray(positions)
+        if positions.size == 0 or not 0 <= positions.min() <= positions.max() < self.clients:
+            raise SettingError(f"clients to ask must be positions between 0 and {self.clients - 1}.")
+        rounds = positions.reshape(-1, positions.shape[-1])
+        found = [_rows_of(rounds, bucket.clients, self._settings.devices) for bucket in self._host().buckets]
+        # a bucket that nobody is drawn from in any round still has a row, unused
+        rows, places = (
+            tuple(jnp.asarray(pair[i].reshape(*positions.shape[:-1], -1)) for pair in found) for i in (0, 1)
+        )
+        return Chosen(jnp.asarray(positions, jnp.int32), rows, places)
+
+    def ask(
+        self,
+        task: Task,
+        broadcast: PyTree = None,
+        *,
+        each: PyTree = None,
+        clients: Chosen | None = None,
+        key: Key[Array, ""] | None = None,
+        reduce: Reduction | None = None,
+        replicas: int | None = None,
+    ) -> Answers:
+        """See `Federation.ask`."""
+        if self._learner is None:
+            raise SettingError("these clients have no learner yet: use simulation.with_learner(learner).")
+        key = jax.random.key(0) if key is None else key
+        return _ask(self, task, reduce, replicas, broadcast, each, clients, key)
+
+    def describe(self) -> dict[str, Any]:
+        grid = self._settings.mesh
+        devices = self._rows[0].x.devices() if grid is None else grid.devices.flat
+        return {
+            "federation": "simulation",
+            "device": next(iter(devices)).device_kind,
+            "devices": self._settings.devices,
+            "precision": self.precision,
+            "batch": self._settings.batch,
+            "jax": jax.__version__,
+        }
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Settings]:
+        return (self._rows, self._learner), self._settings
+
+    @classmethod
+    def tree_unflatten(cls, settings: _Settings, children: Any) -> Simulation:
+        new = object.__new__(cls)
+        new._shards, new._settings = None, settings
+        new._rows, new._learner = children
+        return new
+
+
+def check_settings(batch: int | str, precision: str | None, drop: float) -> None:
+    """Refuse settings that no simulation can have."""
+    if batch != "auto" and (not isinstance(batch, int) or batch < 1):
+        raise SettingError(f"batch must be 'auto' or a number of clients from 1 up, not {batch!r}.")
+    if precision is not None and precision not in get_args(Precision):
+        raise SettingError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}.")
+    if not 0 <= drop < 1:
+        raise SettingError(f"drop must be a probability below 1, not {drop}.")
+
+
+def _put(array: np.ndarray, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Array:
+    if grid is None:
+        return jax.device_put(np.asarray(array), device)
+    blank = -len(array) % grid.size
+    padding = np.full((blank, *array.shape[1:]), fill, array.dtype)
+    return jax.device_put(np.concatenate([array, padding]), NamedSharding(grid, P("clients")))
+
+
+def _rows_of(rounds: np.ndarray, members: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """For one bucket: which row of which device holds each asked client, and its index among the asked."""
+    asked = rounds.shape[1]
+    per_device = -(-len(members) // devices)
+    row_of = np.full(int(max(rounds.max(), members.max())) + 1, -1)
+    row_of[members] = np.arange(len(members))
+    rows = row_of[rounds]  # (rounds, asked); -1 where the client is in another bucket
+    device = np.where(rows >= 0, rows // per_device, -1)
+    capacity = max(1, max(int((device == d).sum(1).max()) for d in range(devices)))
+    row = np.zeros((len(rounds), devices, capacity), np.int32)
+    place = np.full((len(rounds), devices, capacity), asked, np.int32)
+    for d in range(devices):
+        here = device == d
+        slot = np.cumsum(here, axis=1) - 1
+        t, i = np.nonzero(here)
+        row[t, d, slot[t, i]] = rows[t, i] % per_device
+        place[t, d, slot[t, i]] = i
+    return row.reshape(len(rounds), -1), place.reshape(len(rounds), -1)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _ask(
+    simulation: Simulation,
+    task: Task,
+    reduce: Reduction | None,
+    replicas: int | None,
+    broadcast: PyTree,
+    each: PyTree,
+    clients: Chosen | None,
+    key: Key[Array, ""],
+) -> Answers:
+    settings, learner = simulation._settings, simulation._learner
+    assert learner is not None
+    asked = jnp.arange(settings.clients, dtype=jnp.int32) if clients is None else clients.clients
+    shares = _shares(simulation._rows, each, clients, len(asked))
+    program = Program(task, reduce, replicas, settings.drop, len(asked))
+    with jax.default_matmul_precision(_MATMUL[simulation.precision]):
+        batches = (
+            program.fastest_batches(learner, broadcast, shares, settings.devices)
+            if settings.batch == "auto"
+            else [settings.batch] * len(shares)
+        )
+
+        def on_device(learner: Learner, broadcast: PyTree, key: Any, shares: tuple[Share, ...]) -> Any:
+            sums = program.start(learner, broadcast, shares[0])
+            kept = []
+            for share, batch in zip(shares, batches, strict=True):
+                sums, replies = program.run(learner, broadcast, key, share, batch, sums)
+                kept.append(replies)
+            return sums if settings.mesh is None else jax.lax.psum(sums, "clients"), kept
+
+        if settings.mesh is not None:
+            specs = (P(), P(), P(), P("clients")), (P(), P("clients"))
+            on_device = jax.shard_map(
+                on_device, mesh=settings.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+            )
+        sums, kept = on_device(learner, broadcast, key, shares)
+
+    # back into the order of the asked, by a gather: a scatter of whole models is slow on some devices
+    places = jnp.concatenate([share.place for share in shares])
+    back = jnp.zeros(len(asked), jnp.int32).at[places].set(jnp.arange(len(places)), mode="drop")
+    replies, answered = jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *kept)
+    return Answers(
+        clients=asked,
+        answered=answered,
+        report=replies.report,
+        cluster=replies.cluster,
+        value=replies.value if reduce is None else sums,
+        down=bytes_of((broadcast, jax.tree.map(lambda a: a[0], each))),
+        up=program.reply_bytes(learner, broadcast, shares[0]),
+    )
+
+
+def _shares(
+    buckets: tuple[Rows, ...], each: PyTree, clients: Chosen | None, asked: int
+) -> tuple[Share, ...]:
+    places = [rows.place for rows in buckets] if clients is None else clients.place
+    picked = [None] * len(buckets) if clients is None else clients.rows
+    # a blank row is sent what the last client is sent; its reply is dropped
+    own = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], each) for place in places]  # noqa: B023
+    return tuple(
+        Share(rows.x, rows.y, rows.size, rows.token, pick, place, mine)
+        for rows, pick, place, mine in zip(buckets, picked, places, own, strict=True)
+    )

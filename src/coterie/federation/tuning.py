@@ -1,0 +1,89 @@
+"""How many clients to compute at once: measured once, then remembered.
+
+The fastest batch depends on the model and the device (a ResNet cohort on a GPU runs several times faster
+one client after another, an LSTM cohort several times faster all at once), so it is timed, not guessed. The
+choice changes results by rounding; it is kept on disk so that a later run on the same machine, above all a
+resumed one, computes exactly the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+SMALL = 2**22  # numbers in play below which nothing is gained by timing
+_chosen: dict[str, int] = {}
+
+
+def fastest(question: str, candidates: Sequence[int], run: Callable[[int], Callable[[], Any]]) -> int:
+    """The candidate whose program `run(candidate)()` takes least time, remembered under `question`."""
+    name = hashlib.blake2b(question.encode(), digest_size=12).hexdigest()
+    if name not in _chosen:
+        known = _read().get(name)
+        if known not in candidates:
+            # tracing may be under way around us: what we time must run now, for real
+            with jax.ensure_compile_time_eval():
+                known = min(candidates, key=lambda c: _seconds(run(c)))
+            _remember(name, known)
+        _chosen[name] = known
+    return _chosen[name]
+
+
+def stand_in(tree: PyTree) -> PyTree:
+    """Concrete arrays of the same shapes, for timing while the real ones are being traced."""
+    rng = np.random.default_rng(0)
+
+    def leaf(a: Any) -> Any:
+        shape, dtype = np.shape(a), jnp.result_type(a)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(jax.random.key(0), shape)
+        if jnp.issubdtype(dtype, jnp.floating):
+            return jnp.asarray(rng.standard_normal(shape, np.float32) * 0.1, dtype)
+        return jnp.zeros(shape, dtype)
+
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(leaf, tree)
+
+
+def _seconds(program: Callable[[], Any]) -> float:
+    jax.block_until_ready(program())
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        jax.block_until_ready(program())
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _file() -> Path:
+    home = os.environ.get("COTERIE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "coterie"
+    return Path(home) / "batch.json"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        content = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _remember(name: str, choice: int) -> None:
+    # a cache that cannot be written costs time, never a result
+    with contextlib.suppress(OSError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=_file().parent, delete=False) as new:
+            json.dump({**_read(), name: choice}, new)
+        os.replace(new.name, _file())

@@ -1,0 +1,64 @@
+"""Randomness derived from (seed, purpose, round, client id), never from a shared stream.
+
+Two consequences, both tested: the result of a run does not depend on how clients are ordered, batched or
+spread over devices, and an interrupted run continues exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key, UInt32
+
+Token = np.uint64
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def purpose(seed: int, name: str) -> Key[Array, ""]:
+    """The key of one purpose (`"init"`, `"rounds"`, ...) of a run."""
+    return jax.random.fold_in(jax.random.key(seed), int(token(name) & np.uint64(0x7FFFFFFF)))
+
+
+def token(identity: object) -> Token:
+    """64 bits that stand for a client id (or a purpose) wherever it is needed as a number."""
+    digest = hashlib.blake2b(str(identity).encode(), digest_size=8).digest()
+    return np.frombuffer(digest, dtype="<u8")[0].astype(np.uint64)
+
+
+def tokens(ids: Iterable[object]) -> np.ndarray:
+    """One token per id, shape (clients,)."""
+    return np.array([token(i) for i in ids], dtype=np.uint64)
+
+
+def words(of: np.ndarray) -> np.ndarray:
+    """Tokens as two 32-bit words each, shape (clients, 2), the form in which they travel to a device."""
+    return np.stack([of & np.uint64(0xFFFFFFFF), of >> np.uint64(32)], axis=-1).astype(np.uint32)
+
+
+def of_client(key: Key[Array, ""], client: UInt32[Array, "2"]) -> Key[Array, ""]:
+    """The key of one client, from the key of an ask and the client's token words."""
+    return jax.random.fold_in(jax.random.fold_in(key, client[0]), client[1])
+
+
+def participants(seed: int, round_: int, clients: np.ndarray, count: int) -> np.ndarray:
+    """Positions of the `count` clients drawn for a round, ascending.
+
+    Every client has a number of its own for each (seed, round); the `count` smallest take part. So who is
+    drawn depends on ids alone, not on the order of the clients.
+    """
+    if count >= len(clients):
+        return np.arange(len(clients))
+    salt = token(f"participants/{seed}/{round_}")
+    lots = _mix(clients ^ salt)
+    return np.sort(np.argsort(lots, kind="stable")[:count])
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    # the finaliser of splitmix64: a bijection of 64-bit words, so distinct clients draw distinct lots
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> np.uint64(30))) * _MIX[0]
+        z = (z ^ (z >> np.uint64(27))) * _MIX[1]
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,1 @@
+"""What happens at a client: learner, losses, local update rules, tasks."""

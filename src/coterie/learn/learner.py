@@ -1,0 +1,99 @@
+"""What a client knows how to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from coterie.data.shards import Spec
+from coterie.errors import LearnerError
+from coterie.learn import losses
+from coterie.learn.local import SGD, LocalUpdate
+from coterie.learn.shard import Shard
+from coterie.models.layers import Model, Sized
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["local"], meta_fields=["model", "loss"])
+@dataclass(frozen=True)
+class Learner:
+    """A model, a loss, and a local update rule.
+
+    Parameters
+    ----------
+    model
+        One of `coterie.models`, or any object with `init(key, x)` and `apply(params, x)`, `x` a batch.
+    loss
+        `"cross_entropy"`, `"squared"`, `"half_squared"`, or a function (outputs, y) -> one number per example.
+    local
+        How a client trains: `SGD(...)` or `Optax(...)`.
+    """
+
+    model: Model
+    loss: str | losses.Loss = "cross_entropy"
+    local: LocalUpdate = field(default_factory=lambda: SGD(lr=0.1, steps=10))
+
+    def for_data(self, spec: Spec) -> Learner:
+        """The learner with its model's outputs decided by the data, checked to fit it."""
+        loss = losses.named(self.loss)
+        learner = self if not isinstance(self.model, Sized) else replace(self, model=self.model.for_data(spec))
+        if loss is losses.cross_entropy and spec.classes is None:
+            raise LearnerError(
+                f"cross_entropy needs integer class labels but the targets are {spec.y_dtype}: "
+                "use loss='squared' for real numbers."
+            )
+        try:
+            params = learner.shapes(spec)
+            outputs = jax.eval_shape(learner.model.apply, params, spec.example()).shape[1:]
+        except (TypeError, ValueError) as error:
+            raise LearnerError(
+                f"the model {self.model} cannot be applied to features of shape {spec.x_shape}: {error}"
+            ) from error
+        if loss is losses.cross_entropy:
+            if outputs[:-1] != spec.y_shape or outputs[-1] < (spec.classes or 0):
+                raise LearnerError(
+                    f"the model gives outputs of shape {outputs} but the labels need "
+                    f"{(*spec.y_shape, spec.classes)}: one output per class."
+                )
+        elif loss in losses.NAMED.values() and outputs != spec.y_shape:
+            raise LearnerError(
+                f"the model gives outputs of shape {outputs} but the targets have shape {spec.y_shape}."
+            )
+        return learner
+
+    def init(self, key: Key[Array, ""], spec: Spec) -> PyTree:
+        """Fresh parameters for data of that shape."""
+        return self.model.init(key, spec.example())
+
+    def shapes(self, spec: Spec) -> PyTree:
+        """The shapes of the parameters for data of that shape."""
+        return jax.eval_shape(lambda key: self.init(key, spec), jax.random.key(0))
+
+    def per_example(self, params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
+        """The loss of every example of a batch."""
+        return losses.named(self.loss)(self.model.apply(params, x), y)
+
+    def shard_loss(self, params: PyTree, shard: Shard) -> Float[Array, ""]:
+        """F_i: the mean loss over a client's examples."""
+        return shard.mean(self.per_example(params, shard.x, shard.y))
+
+    def shard_losses(self, models: PyTree, shard: Shard) -> Float[Array, " k"]:
+        """F_i of each of k stacked models."""
+        return jax.vmap(self.shard_loss, in_axes=(0, None))(models, shard)
+
+    def shard_accuracy(self, params: PyTree, shard: Shard) -> Float[Array, ""]:
+        """The fraction of a client's examples that are classified right; NaN where y is not a label."""
+        if losses.named(self.loss) is not losses.cross_entropy:
+            return jnp.asarray(jnp.nan)
+        return shard.mean(losses.correct(self.model.apply(params, shard.x), shard.y))
+
+    def gradient(self, params: PyTree, shard: Shard) -> PyTree:
+        """The gradient of F_i."""
+        return jax.grad(self.shard_loss)(params, shard)
+
+    def train(self, params: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]) -> PyTree:
+        """The local update rule, applied to one client's shard."""
+        return self.local.run(self.per_example, params, shard, key, round_)

@@ -1,0 +1,158 @@
+"""Local update rules: what a client does to a model before it sends it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from coterie.errors import SettingError
+from coterie.learn.shard import Shard, masked_mean
+
+PerExample = Callable[[PyTree, Array, Array], Float[Array, " examples"]]
+Rule = TypeVar("Rule", bound="LocalUpdate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdate:
+    """How long and on which examples a client trains; subclasses say with which optimiser.
+
+    Parameters
+    ----------
+    steps
+        Number of steps. Without `batch_size` each is on the whole shard (LocalUpdate of Algorithm 1 in the
+        IFCA paper); with it, on the next batch of the shuffled shard, reshuffled when it is used up.
+    epochs
+        Number of passes over the shard, in batches of `batch_size`; given instead of `steps`.
+    batch_size
+        Examples per step; the last batch of a pass may be smaller.
+    decay
+        Factor on the step size per round: round t uses step size * decay**t.
+    clip
+        Largest norm of a gradient; longer ones are scaled down.
+    proximal
+        mu of a term mu/2 * ||w - w0||^2 that keeps the model near the one received (FedProx).
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    decay: float = 1.0
+    clip: float | None = None
+    proximal: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise SettingError("a local update needs either steps or epochs, and not both.")
+        if self.epochs is not None and self.batch_size is None:
+            raise SettingError("epochs needs a batch_size; for steps on the whole shard give steps instead.")
+        for name in ("steps", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name} must be at least 1, not {value}.")
+        if self.clip is not None and self.clip <= 0:
+            raise SettingError(f"clip must be positive, not {self.clip}.")
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """The Optax optimiser of one round."""
+        raise NotImplementedError
+
+    def run(
+        self, per_example: PerExample, start: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]
+    ) -> PyTree:
+        """Train from `start` on one shard and return the new model."""
+        optimiser = self.optimiser()
+        if self.clip is not None:
+            optimiser = optax.chain(optax.clip_by_global_norm(self.clip), optimiser)
+        scale = jnp.power(jnp.asarray(self.decay, jnp.float32), round_)
+
+        def objective(model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
+            loss = masked_mean(per_example(model, x, y), mask)
+            if self.proximal:
+                away = jax.tree.map(jnp.subtract, model, start)
+                loss += self.proximal / 2 * optax.tree.norm(away, squared=True)
+            return loss
+
+        def step(carry: tuple[PyTree, Any], s: Int[Array, ""]) -> tuple[tuple[PyTree, Any], None]:
+            model, state = carry
+            x, y, mask, active = self._batch(shard, key, s)
+            gradient = jax.grad(objective)(model, x, y, mask)
+            updates, new_state = optimiser.update(gradient, state, model)
+            new = optax.apply_updates(model, optax.tree.scale(scale, updates)), new_state
+            if self.epochs is None:
+                return new, None
+            # a smaller client of the same bucket has finished its epochs: it waits, unchanged
+            return jax.tree.map(lambda a, b: jnp.where(active, a, b), new, carry), None
+
+        capacity = shard.x.shape[0]
+        total = self.steps or (self.epochs or 0) * _batches(capacity, self.batch_size or capacity)
+        (model, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), jnp.arange(total))
+        return model
+
+    def _batch(self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]) -> tuple[Array, Array, Array, Array]:
+        """Features, targets and mask of step `s`, and whether the client takes that step at all."""
+        if self.batch_size is None:
+            return shard.x, shard.y, shard.mask, jnp.asarray(True)
+        capacity = shard.x.shape[0]
+        width = min(self.batch_size, capacity)
+        per_epoch = _batches(shard.size, self.batch_size)
+        epoch, part = s // per_epoch, s % per_epoch
+        # the order of the real examples must not depend on how much padding follows them:
+        # example i draws its own lot, and padding draws the last place
+        epoch_key = jax.random.fold_in(key, epoch)
+        lots = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(epoch_key, i)))(jnp.arange(capacity))
+        order = jnp.lexsort((lots, ~shard.mask))
+        place = part * width + jnp.arange(width)
+        rows = order[jnp.minimum(place, capacity - 1)]
+        active = jnp.asarray(True) if self.epochs is None else epoch < self.epochs
+        return shard.x[rows], shard.y[rows], place < shard.size, active
+
+
+def _batches(examples: Any, batch_size: int) -> Any:
+    return (examples + batch_size - 1) // batch_size
+
+
+def register(rule: type[Rule]) -> type[Rule]:
+    """Make a rule a pytree whose `lr` and `decay` are leaves, so that step sizes can be swept in one program."""
+    names = [f.name for f in fields(rule)]
+    data = [n for n in names if n in ("lr", "decay")]
+    return jax.tree_util.register_dataclass(rule, data, [n for n in names if n not in data])
+
+
+@register
+@dataclass(frozen=True)
+class SGD(LocalUpdate):
+    """(Stochastic) gradient descent with optional momentum and weight decay."""
+
+    lr: float = 0.1
+    momentum: float = field(default=0.0, kw_only=True)
+    nesterov: bool = field(default=False, kw_only=True)
+    weight_decay: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.lr, int | float) and not 0 < self.lr < float("inf"):
+            raise SettingError(f"lr must be a positive number, not {self.lr}.")
+
+    def optimiser(self) -> optax.GradientTransformation:
+        sgd = optax.sgd(self.lr, momentum=self.momentum or None, nesterov=self.nesterov)
+        return optax.chain(optax.add_decayed_weights(self.weight_decay), sgd) if self.weight_decay else sgd
+
+
+@register
+@dataclass(frozen=True)
+class Optax(LocalUpdate):
+    """Any Optax optimiser, such as `Optax(optax.adam(1e-3), epochs=1, batch_size=50)`.
+
+    Its state starts afresh in every round, as a client that is asked now and then would have it.
+    """
+
+    rule: optax.GradientTransformation
+
+    def optimiser(self) -> optax.GradientTransformation:
+        return self.rule

@@ -1,0 +1,50 @@
+"""Losses of single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from coterie.errors import SettingError
+
+Loss = Callable[[Array, Array], Float[Array, " examples"]]
+
+
+def cross_entropy(outputs: Array, y: Array) -> Float[Array, " examples"]:
+    """-log softmax(outputs)[y], averaged over the positions of a sequence where y has any."""
+    return _per_example(optax.softmax_cross_entropy_with_integer_labels(outputs, y))
+
+
+def squared(outputs: Array, y: Array) -> Float[Array, " examples"]:
+    """(y - f)^2, as in the IFCA paper; summed over the coordinates of y where it has any."""
+    return jnp.sum(jnp.square(y - outputs).reshape(len(y), -1), axis=1)
+
+
+def half_squared(outputs: Array, y: Array) -> Float[Array, " examples"]:
+    """(y - f)^2 / 2, as in the mixed-regression papers."""
+    return squared(outputs, y) / 2
+
+
+NAMED: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared": squared, "half_squared": half_squared}
+
+
+def named(loss: str | Loss) -> Loss:
+    """The loss of that name; a function (outputs, y) -> one number per example is returned as it is."""
+    if not isinstance(loss, str):
+        return loss
+    if loss not in NAMED:
+        raise SettingError(f"unknown loss {loss!r}: choose one of {', '.join(NAMED)} or give a function.")
+    return NAMED[loss]
+
+
+def correct(outputs: Array, y: Array) -> Float[Array, " examples"]:
+    """1 where the largest output is the label's (a fraction where y is a sequence)."""
+    return _per_example((jnp.argmax(outputs, axis=-1) == y).astype(jnp.float32))
+
+
+def _per_example(values: Array) -> Array:
+    return jax.vmap(jnp.mean)(values)

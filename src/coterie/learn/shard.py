@@ -1,0 +1,28 @@
+"""One client's examples, as a task sees them."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Shard(eqx.Module):
+    """A client's examples: `size` real ones, then padding that every use must mask."""
+
+    x: Array  # (capacity, ...)
+    y: Array  # (capacity, ...)
+    size: Int[Array, ""]
+
+    @property
+    def mask(self) -> Bool[Array, " capacity"]:
+        return jnp.arange(self.x.shape[0]) < self.size
+
+    def mean(self, values: Float[Array, " capacity"]) -> Float[Array, ""]:
+        """The mean of one number per example over the real examples."""
+        return masked_mean(values, self.mask)
+
+
+def masked_mean(values: Float[Array, " n"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
+    """The mean over the entries where the mask holds, 0 where there are none."""
+    return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)

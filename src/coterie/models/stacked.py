@@ -1,0 +1,101 @@
+"""k models as one pytree with a leading axis, and as a (k, d) matrix of flattened parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from coterie.errors import SettingError
+
+
+def make(init: Callable[[Any], PyTree], keys: Any) -> PyTree:
+    """One model per key: the pytree that `init(key)` gives, with the keys' shape as leading axes."""
+    for _ in range(keys.ndim):
+        init = jax.vmap(init)
+    return init(keys)
+
+
+def take(models: PyTree, index: Any) -> PyTree:
+    """The model (or models) at an index of the leading axis."""
+    return jax.tree.map(lambda leaf: leaf[index], models)
+
+
+def count(models: PyTree) -> int:
+    """How many models are stacked."""
+    return int(jax.tree.leaves(models)[0].shape[0])
+
+
+def repeated(one: PyTree, k: int) -> PyTree:
+    """The shapes of k stacked models, given those of one."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((k, *leaf.shape), leaf.dtype), one)
+
+
+def expand(vector: Array, like: Array) -> Array:
+    """`vector` with axes of length one appended, so that it broadcasts against `like`."""
+    return vector.reshape(vector.shape + (1,) * (like.ndim - vector.ndim))
+
+
+def to_matrix(models: PyTree) -> Float[Array, "k d"]:
+    """Flattened parameters, one row per model. A (k, d) matrix is returned as it is."""
+    leaves = jax.tree.leaves(models)
+    return jnp.concatenate([jnp.reshape(leaf, (jnp.shape(leaf)[0], -1)) for leaf in leaves], axis=1)
+
+
+def from_matrix(matrix: Any, like: PyTree) -> PyTree:
+    """The inverse of `to_matrix`; `like` is one model, whose shapes and dtypes are taken."""
+    matrix = jnp.asarray(matrix)
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
+    if matrix.ndim != 2 or matrix.shape[1] != sum(sizes):
+        raise SettingError(
+            f"a matrix of models must have shape (k, {sum(sizes)}) for this learner, not {matrix.shape}."
+        )
+    columns = jnp.split(matrix, np.cumsum(sizes)[:-1], axis=1)
+    parts = [
+        column.reshape(-1, *leaf.shape).astype(leaf.dtype) for column, leaf in zip(columns, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
+
+
+def given(models: Any, like: PyTree) -> PyTree:
+    """Models that a user gave, as a stacked pytree or as a matrix, checked against one model's shapes."""
+    wanted = jax.tree.structure(like)
+    if jax.tree.structure(models) == wanted and not (eqx.is_array_like(models) and np.ndim(models) == 2):
+        shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(models)]
+        if shapes != [leaf.shape for leaf in jax.tree.leaves(like)]:
+            raise SettingError("the given models do not have this learner's shapes behind a leading cluster axis.")
+        return jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), models, like)
+    if not eqx.is_array_like(models):
+        raise SettingError("the given models are neither a (k, d) matrix nor a stack of this learner's models.")
+    return from_matrix(models, like)
+
+
+def named(tree: PyTree) -> dict[str, Array]:
+    """The arrays of a pytree by path, such as `layers.0.weight`: the form in which they are stored and sent."""
+    return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def name_of(path: Any) -> str:
+    """A pytree path as a dotted name."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+
+
+def from_named(arrays: dict[str, Any], like: PyTree) -> PyTree:
+    """The inverse of `named`, checked against the structure, shapes and dtypes of `like`."""
+    wanted = named(like)
+    if wanted.keys() != arrays.keys():
+        odd = sorted(wanted.keys() ^ arrays.keys())[0]
+        raise SettingError(f"stored arrays do not match this learner: {odd!r} is on one side only.")
+    for name, leaf in wanted.items():
+        if tuple(leaf.shape) != tuple(arrays[name].shape):
+            raise SettingError(
+                f"stored array {name!r} has shape {tuple(arrays[name].shape)}, not {tuple(leaf.shape)}."
+            )
+    leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -1,0 +1,126 @@
+"""The names by which experiment files and saved results know our parts.
+
+A part is a dataclass or a function; its signature is the schema of its settings, validated by pydantic, so
+that nothing is written down twice. A new algorithm, model or data source is one line here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from coterie.errors import ConfigError
+from coterie.learn import losses
+from coterie.learn.learner import Learner
+
+PARTS: dict[str, dict[str, str]] = {
+    "algorithm": {
+        "ifca": "coterie.algorithms.alternating:IFCA",
+        "global": "coterie.algorithms.baselines:Global",
+        "local": "coterie.algorithms.baselines:Local",
+    },
+    "data": {
+        "rotated-digits": "coterie.data.digits:rotated_digits",
+        "inverted-digits": "coterie.data.digits:inverted_digits",
+        "mixed-regression": "coterie.data.synthetic:mixed_regression",
+    },
+    "model": {
+        "linear": "coterie.models.linear:Linear",
+        "mlp": "coterie.models.mlp:MLP",
+    },
+    "local": {"sgd": "coterie.learn.local:SGD"},
+    "init": {"random": "coterie.initialise.random:Random"},
+}
+
+
+def part(kind: str, name: str) -> Callable[..., Any]:
+    """The part of that kind and name."""
+    known = PARTS[kind]
+    if name not in known:
+        raise ConfigError(f"{kind}: there is no {name!r}; choose one of {', '.join(known)}.")
+    module, _, attribute = known[name].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def build(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
+    """Make a part from its settings; errors name the key."""
+    maker = part(kind, name)
+    try:
+        values = schema(maker).model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(f"{kind}.{explain(error)}") from None
+    return maker(**{key: getattr(values, key) for key in values.model_fields_set})
+
+
+def schema(maker: Callable[..., Any]) -> type[BaseModel]:
+    """The settings of a part as a pydantic model, from its signature; keys that it lacks are errors."""
+    hints = get_type_hints(maker.__init__ if inspect.isclass(maker) else maker)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(maker).parameters.values():
+        required = parameter.default is parameter.empty
+        fields[parameter.name] = (hints.get(parameter.name, Any), ... if required else parameter.default)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return create_model(maker.__name__, __config__=config, **fields)
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem of a validation, as `key: what is wrong`."""
+    first = error.errors()[0]
+    key = ".".join(str(p) for p in first["loc"] if not (isinstance(p, str) and ("[" in p or p in _TYPES)))
+    if first["type"] == "extra_forbidden":
+        return f"{key}: there is no such setting."
+    if first["type"] == "missing":
+        return f"{key}: this setting is required."
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, not {first['input']!r}."
+
+
+_TYPES = {"int", "float", "str", "bool", "none"}
+
+
+def describe(kind: str, thing: Any) -> dict[str, Any] | None:
+    """Name and settings of a part made of plain values; None for a part of the user's own making."""
+    for name in PARTS[kind]:
+        if type(thing) is part(kind, name):
+            fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.compare}
+            if all(_plain(value) for value in fields.values()):
+                return {"name": name, **{key: value for key, value in fields.items() if value is not None}}
+    return None
+
+
+def describe_algorithm(algorithm: Any) -> dict[str, Any]:
+    """Name and settings of an algorithm."""
+    return describe("algorithm", algorithm) or {"name": type(algorithm).__name__}
+
+
+def describe_learner(learner: Learner) -> dict[str, Any]:
+    """A learner as plain values, with None for parts of the user's own making."""
+    known = {function: name for name, function in losses.NAMED.items()}
+    return {
+        "model": describe("model", learner.model),
+        "loss": known.get(losses.named(learner.loss)),
+        "local": describe("local", learner.local),
+    }
+
+
+def learner_from(content: Mapping[str, Any]) -> Learner:
+    """The inverse of `describe_learner`."""
+    for key in ("model", "loss", "local"):
+        if content[key] is None:
+            raise ConfigError(f"the {key} of this learner is of your own making: give learner=... to load it.")
+
+    def remake(kind: str) -> Any:
+        return build(kind, content[kind]["name"], {k: v for k, v in content[kind].items() if k != "name"})
+
+    return Learner(remake("model"), content["loss"], remake("local"))
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,75 @@
+"""Files that are either whole or not there: written beside, synced, then moved into place. No pickles."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from safetensors.numpy import save as to_bytes
+
+from coterie.errors import RunFolderError, StorageError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an operating-system error while writing into one clear sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(
+            f"cannot write {path}: {reason}. What was written before is intact; make room or choose another "
+            "folder, and continue with --resume."
+        ) from error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step: readers, and a crash at any moment, see the old or the new one."""
+    beside = path.with_name(f".{path.name}.part")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, content: str) -> None:
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Named arrays as a safetensors file."""
+    plain = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+    write_bytes(path, to_bytes(plain, metadata))
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}.") from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file by name."""
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}.") from error
