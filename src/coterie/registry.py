@@ -50,21 +50,34 @@ def part(kind: str, name: str) -> Callable[..., Any]:
 
 def build(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
     """Make a part from its settings; errors name the key."""
-    maker = part(kind, name)
+    return part(kind, name)(**validate(kind, name, settings))
+
+
+def validate(kind: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings given for a part, checked and converted; errors name the key."""
+    return validate_call(kind, part(kind, name), settings)
+
+
+def validate_call(
+    prefix: str, maker: Callable[..., Any], settings: Mapping[str, Any], leave_out: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Arguments for a call of `maker`, checked against its signature; errors name the key."""
     try:
-        values = schema(maker).model_validate(dict(settings))
+        values = schema(maker, leave_out).model_validate(dict(settings))
     except ValidationError as error:
-        raise ConfigError(f"{kind}.{explain(error)}") from None
-    return maker(**{key: getattr(values, key) for key in values.model_fields_set})
+        raise ConfigError(f"{prefix}.{explain(error)}") from None
+    return {key: getattr(values, key) for key in settings}
 
 
-def schema(maker: Callable[..., Any]) -> type[BaseModel]:
+def schema(maker: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> type[BaseModel]:
     """The settings of a part as a pydantic model, from its signature; keys that it lacks are errors."""
-    hints = get_type_hints(maker.__init__ if inspect.isclass(maker) else maker)
+    own_init = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)
+    hints = get_type_hints(maker.__init__ if own_init else maker)  # type: ignore[misc]
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(maker).parameters.values():
-        required = parameter.default is parameter.empty
-        fields[parameter.name] = (hints.get(parameter.name, Any), ... if required else parameter.default)
+        if parameter.name not in leave_out:
+            required = parameter.default is parameter.empty
+            fields[parameter.name] = (hints.get(parameter.name, Any), ... if required else parameter.default)
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return create_model(maker.__name__, __config__=config, **fields)
 
@@ -112,7 +125,9 @@ def learner_from(content: Mapping[str, Any]) -> Learner:
     """The inverse of `describe_learner`."""
     for key in ("model", "loss", "local"):
         if content[key] is None:
-            raise ConfigError(f"the {key} of this learner is of your own making: give learner=... to load it.")
+            raise ConfigError(
+                f"the {key} of this learner is of your own making: give learner=... to load it."
+            )
 
     def remake(kind: str) -> Any:
         return build(kind, content[kind]["name"], {k: v for k, v in content[kind].items() if k != "name"})

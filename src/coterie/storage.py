@@ -56,7 +56,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
     """Named arrays as a safetensors file."""
-    plain = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+    plain = {name: np.asarray(a, order="C") for name, a in arrays.items()}
     write_bytes(path, to_bytes(plain, metadata))
 
 

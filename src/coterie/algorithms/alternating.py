@@ -55,16 +55,18 @@ class Alternating(RoundAlgorithm):
         if self.clusters < 1:
             raise SettingError(f"k must be at least 1, not {self.clusters}.")
         if self.clusters > clients:
-            raise SettingError(f"k={self.clusters} clusters need at least as many clients; there are {clients}.")
+            raise SettingError(
+                f"k={self.clusters} clusters need at least as many clients; there are {clients}."
+            )
         if self.restarts < 1:
             raise SettingError(f"n_init must be at least 1, not {self.restarts}.")
 
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
         # line 1: theta_j^(0); restart r starts the same whatever the number of restarts
         per_restart = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.restarts))
-        model_keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.clusters)))(
-            per_restart
-        )
+        model_keys = jax.vmap(
+            lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.clusters))
+        )(per_restart)
         models = self.initialiser(federation, learner, model_keys)
         return State(models, jnp.full((self.restarts, federation.clients), -1, jnp.int32))
 
@@ -100,7 +102,9 @@ class Alternating(RoundAlgorithm):
         answered = np.asarray(answers.answered)
         finite = np.where(np.isnan(losses), np.inf, losses)
         best = int(np.argmin(finite[answered].min(axis=2).mean(axis=0))) if answered.any() else 0
-        chosen = np.where(answered, np.asarray(tasks.lowest(losses))[:, best], np.asarray(state.assignment)[best])
+        chosen = np.where(
+            answered, np.asarray(tasks.lowest(losses))[:, best], np.asarray(state.assignment)[best]
+        )
         return Clustering(
             ids=federation.ids,
             assignment=chosen.astype(np.int32),

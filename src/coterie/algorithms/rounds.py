@@ -53,7 +53,12 @@ class Outcome(eqx.Module):
     up: int = eqx.field(static=True)  # bytes per client that answered
 
     @classmethod
-    def of(cls, answers: Answers, loss: Float[Array, "asked restarts"], assignment: Int[Array, "restarts clients"]) -> Outcome:
+    def of(
+        cls,
+        answers: Answers,
+        loss: Float[Array, "asked restarts"],
+        assignment: Int[Array, "restarts clients"],
+    ) -> Outcome:
         """The outcome of a round that made one ask; `loss` is what each client asked reported."""
         answered = answers.answered.sum()
         mean = jnp.where(answers.answered[:, None], loss, 0).sum(0) / jnp.maximum(answered, 1)
@@ -132,7 +137,7 @@ class RoundAlgorithm:
         watch = observer or Unobserved()
         state, logs = watch.resume(self.start(federation, learner, keys.purpose(seed, "init")))
         steps = self._steps(federation, seed)
-        before = np.asarray(state.assignment)
+        before = np.array(state.assignment)
         # always the same chunks, so that a resumed run repeats the very programs of an uninterrupted one
         for first in range(len(logs), self.rounds, chunk):
             last = min(first + chunk, self.rounds)
@@ -193,7 +198,9 @@ class RoundAlgorithm:
                 f"not {self.participation!r}."
             )
         if isinstance(self.participation, int) and self.participation > clients:
-            raise SettingError(f"participation={self.participation} asks for more than the {clients} clients there are.")
+            raise SettingError(
+                f"participation={self.participation} asks for more than the {clients} clients there are."
+            )
 
     @abstractmethod
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
@@ -214,7 +221,7 @@ class RoundAlgorithm:
         return registry.describe_algorithm(self)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _compiled(algorithm: RoundAlgorithm, federation: Any, state: State, steps: Step) -> tuple[State, Outcome]:
     return jax.lax.scan(lambda s, step: algorithm.round(federation, s, step), state, steps)
 
@@ -228,7 +235,10 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float) -> R
         loss=[float(value) for value in outcome.loss],
         changed=[int(row.sum()) for row in changed],
         sizes=[row.tolist() for row in clusters],
-        moved=[np.stack([np.flatnonzero(c), row[c]], axis=1).tolist() for c, row in zip(changed, now, strict=True)],
+        moved=[
+            np.stack([np.flatnonzero(c), row[c]], axis=1).tolist()
+            for c, row in zip(changed, now, strict=True)
+        ],
         asked=outcome.asked,
         answered=int(outcome.answered),
         bytes_down=outcome.asked * outcome.down,

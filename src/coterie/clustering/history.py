@@ -88,7 +88,7 @@ class History(Sequence[Round]):
     @property
     def restarts(self) -> np.ndarray:
         """Training loss of every restart, shape (rounds, restarts)."""
-        return np.array([log.loss for log in self.logs], float).reshape(len(self.logs), -1)
+        return np.array([log.loss for log in self.logs], float).reshape(len(self), -1 if self.logs else 0)
 
     def assignments(self) -> np.ndarray:
         """Every client's cluster after every round, shape (rounds, clients); -1 while it is not known."""

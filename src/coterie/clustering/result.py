@@ -149,7 +149,13 @@ class Clustering:
         return Evaluation(rows["accuracy"].mean(), rows["loss"].mean(), rows, per_cluster, chosen_by)
 
     def _ask(self, clients: Shards | Federation, task: tasks.Task, each: Any = None) -> Any:
-        federation = as_federation(clients).with_learner(self.learner)
+        federation = as_federation(clients)
+        if federation.spec.x_shape != self.spec.x_shape:
+            raise DataError(
+                f"these clients' features have shape {federation.spec.x_shape}; the models were trained on "
+                f"{self.spec.x_shape}."
+            )
+        federation = federation.with_learner(self.learner)
         return federation.ask(task, {"models": self.models}, each=each)
 
     # -- disk --------------------------------------------------------------------------------------------
@@ -206,11 +212,13 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
             models=models,
             learner=known,
             spec=spec,
-            history=History([RoundLog.from_line(line) for line in lines], len(content["ids"]), content["restart"]),
+            history=History(
+                [RoundLog.from_line(line) for line in lines], len(content["ids"]), content["restart"]
+            ),
             losses=losses,
             algorithm=content["algorithm"],
             seed=content["seed"],
             provenance=content["provenance"],
         )
-    except (KeyError, TypeError, ValueError, OSError, StopIteration) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, OSError, StopIteration) as error:
         raise RunFolderError(f"{folder} is damaged: {error!r}.") from error

@@ -72,7 +72,11 @@ def seen_through(
     for view, members, others in zip(views, sizes, strangers, strict=True):
         seen = view(images).astype(np.float32)
         folds = np.split(held_out, [round(len(held_out) * members / (members + others))])
-        for split, pool, count in (("train", kept, members), ("test", folds[0], members), ("unseen", folds[1], others)):
+        for split, pool, count in (
+            ("train", kept, members),
+            ("test", folds[0], members),
+            ("unseen", folds[1], others),
+        ):
             if count:
                 parts[split] += [(seen[pool[i]], labels[pool[i]]) for i in evenly(len(pool), count, rng)]
     truth = np.repeat(np.arange(len(views)), sizes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie import storage
 from coterie.errors import DataError
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], np.ndarray]
@@ -137,7 +138,12 @@ class Shards:
             )
         if len(x) == 0:
             raise DataError("there are no examples: x is empty.")
-        names, owner = np.unique(client, return_inverse=True)
+        try:
+            names, owner = np.unique(client, return_inverse=True)
+        except TypeError as error:
+            raise DataError(
+                f"client ids of different types cannot be sorted ({error}): make them all text."
+            ) from error
         order = np.argsort(owner, kind="stable")
         sizes = np.bincount(owner, minlength=len(names))
         stops = np.cumsum(sizes)
@@ -204,11 +210,14 @@ class Shards:
                 )
                 for b, entry in enumerate(index["buckets"])
             ]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            shards = cls(np.array(index["ids"]), spec, buckets)
+            if (shards.sizes < 1).any():
+                raise ValueError("clients are missing")
+            return shards
+        except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{folder} is not a folder of shards ({error}); Shards.save writes one."
             ) from error
-        return cls(np.array(index["ids"]), spec, buckets)
 
     def _write_index(self, folder: Path) -> None:
         index = {
@@ -216,7 +225,7 @@ class Shards:
             "spec": asdict(self.spec),
             "buckets": [{"sizes": b.sizes.tolist(), "clients": b.clients.tolist()} for b in self.buckets],
         }
-        (folder / "shards.json").write_text(json.dumps(index))
+        storage.write_text(folder / "shards.json", json.dumps(index))
 
     # -- access ------------------------------------------------------------------------------------------
 
@@ -240,6 +249,8 @@ class Shards:
             positions = np.atleast_1d(np.arange(len(self))[which])
         except IndexError as error:
             raise DataError(f"no such clients: {error}; there are {len(self)} clients.") from error
+        if positions.ndim > 1:
+            raise DataError("select clients by a slice, a list of positions, or one boolean per client.")
         new = np.full(len(self), -1)
         new[positions] = np.arange(len(positions))
         if len(np.unique(positions)) < len(positions):
@@ -266,7 +277,7 @@ class Shards:
         at = {str(name): i for i, name in enumerate(self.ids)}
         missing = [name for name in ids if str(name) not in at]
         if missing:
-            raise DataError(f"there is no client {missing[0]!r} among these {len(self)} clients.")
+            raise DataError(f"there is no client {str(missing[0])!r} among these {len(self)} clients.")
         return np.array([at[str(name)] for name in ids], np.int64)
 
     @property
@@ -294,21 +305,12 @@ def _ids(ids: Any, count: int) -> np.ndarray:
         names = names.astype(str)
     distinct, times = np.unique(names.astype(str), return_counts=True)
     if len(distinct) < count:
-        raise DataError(f"client id {distinct[times > 1][0]!r} is given twice: ids must be distinct.")
+        raise DataError(f"client id {str(distinct[times > 1][0])!r} is given twice: ids must be distinct.")
     return names
 
 
 def _client(name: Any, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    x, y = _narrow(np.asarray(x)), _narrow(np.asarray(y))
-    for what, array in (("features", x), ("targets", y)):
-        if array.dtype.kind not in "fiub":
-            raise DataError(f"client {name}: {what} are {array.dtype}, not numbers.")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            row = np.argwhere(~np.isfinite(array))[0]
-            raise DataError(
-                f"client {name}: {what} of example {row[0]} contain {array[tuple(row)]}; "
-                "remove or fill such values first."
-            )
+    x, y = _array(name, "features", x), _array(name, "targets", y)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(
             f"client {name}: features of shape {x.shape} and targets of shape {y.shape} "
@@ -319,12 +321,27 @@ def _client(name: Any, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _narrow(array: np.ndarray) -> np.ndarray:
-    # models compute in 32 bits; wider numbers would be cut silently on the way to the device
+def _array(name: Any, what: str, values: Any) -> np.ndarray:
+    """Finite numbers of at most 32 bits: models compute in 32, and wider ones would be cut silently."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"client {name}: {what} of its examples differ in shape.") from error
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"client {name}: {what} are {array.dtype}, not numbers.")
     if array.dtype.kind == "f":
-        return array.astype(np.float32, copy=False)
-    if array.dtype.kind in "iu" and array.dtype.itemsize > 4:
-        return array.astype(np.int32)
+        array = array.astype(np.float32, copy=False)
+        if not np.isfinite(array).all():
+            row = tuple(np.argwhere(~np.isfinite(array))[0])
+            where = f" of example {row[0]}" if row else ""
+            raise DataError(
+                f"client {name}: {what}{where} contain {array[row]}; remove or fill such values first."
+            )
+    elif array.dtype.kind in "iu" and array.dtype.itemsize > 4:
+        wide, array = array, array.astype(np.int32)
+        if (array != wide).any():
+            worst = wide[array != wide][0]
+            raise DataError(f"client {name}: {what} contain {worst}, which does not fit in 32 bits.")
     return array
 
 
@@ -365,9 +382,14 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.nd
 
 
 def _in_folder(folder: Path) -> Allocate:
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        path = folder / f"{name}.npy"
+        with storage.writing(path):
+            # a new file, never the old one overwritten: it may be mapped by the very shards that are saved
+            path.unlink(missing_ok=True)
+            return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
 
     return allocate

@@ -48,12 +48,17 @@ def mixed_regression(
     Federated
         With `truth` and `models`, shape (k, dim); `test` holds as many fresh examples per client.
     """
-    if k < 1 or dim < 1 or noise < 0 or scale <= 0:
-        raise SettingError(f"need k >= 1, dim >= 1, noise >= 0, scale > 0; got {k}, {dim}, {noise}, {scale}.")
+    if min(k, clients, dim) < 1 or noise < 0 or scale <= 0:
+        raise SettingError(
+            "need k >= 1, clients >= 1, dim >= 1, noise >= 0, scale > 0; "
+            f"got {k}, {clients}, {dim}, {noise}, {scale}."
+        )
     rng = np.random.default_rng(seed)
-    sizes = np.broadcast_to(np.asarray(examples), (clients,)) if np.ndim(examples) == 0 else np.asarray(examples)
-    if sizes.shape != (clients,) or sizes.min() < 1:
-        raise SettingError("examples must be a positive number, or one positive number per client.")
+    sizes = (
+        np.broadcast_to(np.asarray(examples), (clients,)) if np.ndim(examples) == 0 else np.asarray(examples)
+    )
+    if sizes.shape != (clients,) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
+        raise SettingError("examples must be a positive whole number, or one such number per client.")
     models = _parameters(k, dim, parameters, scale, rng)
     if proportions is None:
         truth = np.repeat(np.arange(k), cluster_sizes(clients, k))

@@ -11,13 +11,18 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from coterie.errors import DataError
 
 
-def contingency(found: Int[np.ndarray, " clients"], truth: Int[np.ndarray, " clients"]) -> Int[np.ndarray, "found true"]:
+def contingency(
+    found: Int[np.ndarray, " clients"], truth: Int[np.ndarray, " clients"]
+) -> Int[np.ndarray, "found true"]:
     """Clients by found cluster (rows) and true cluster (columns); clients without a cluster count nowhere."""
     found, truth = np.asarray(found), np.asarray(truth)
     if found.shape != truth.shape or found.ndim != 1:
-        raise DataError(f"found and true labels must be equally long; their shapes are {found.shape}, {truth.shape}.")
-    rows = found.max(initial=-1) + 1
-    table = np.zeros((rows, truth.max(initial=-1) + 1), int)
+        raise DataError(
+            f"found and true labels must be equally long; their shapes are {found.shape}, {truth.shape}."
+        )
+    if len(truth) == 0 or found.dtype.kind not in "iu" or truth.dtype.kind not in "iu" or truth.min() < 0:
+        raise DataError("labels must be whole numbers, at least one, and the true ones 0 or more.")
+    table = np.zeros((found.max() + 1, truth.max() + 1), int)
     np.add.at(table, (found[found >= 0], truth[found >= 0]), 1)
     return table
 

@@ -16,7 +16,9 @@ def local_devices() -> list[Any]:
     shares of the clients side by side: `benchmarks/cohort.py` prints what that gains. The number can only be
     set before JAX has started; a number that the user has set is left alone.
     """
-    unset = jax.config.jax_num_cpu_devices == -1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
+    unset = jax.config.jax_num_cpu_devices == -1 and "host_platform_device_count" not in os.environ.get(
+        "XLA_FLAGS", ""
+    )
     if unset:
         try:
             jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))

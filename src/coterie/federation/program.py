@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int, Key, PyTree, UInt32
 
 from coterie import keys
 from coterie.federation import tuning
-from coterie.federation.protocol import Reduction
+from coterie.federation.protocol import Answers, Reduction
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.tasks import Reply, Task, carry_out
@@ -51,6 +51,11 @@ class Share(eqx.Module):
     def clients(self) -> int:
         return int(self.place.shape[0])
 
+    def one(self) -> tuple[Shard, PyTree]:
+        """The shapes of one client's shard and of what it alone is sent."""
+        shard, _, _, each = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], self.pick(0, 1)))
+        return shard, each
+
 
 @dataclass(frozen=True)
 class Program:
@@ -70,21 +75,18 @@ class Program:
         Returns the sums, and the replies and who answered, stacked over clients. Values that were summed are
         not kept, so that memory is one batch of them plus the sums.
         """
-        client = partial(self._client, learner, broadcast, key)
+        client = partial(self.client, learner, broadcast, key)
 
         def step(sums: Any, start: Any, width: int) -> tuple[Any, tuple[Reply, Array]]:
             inputs = share.pick(start, width)
             if width == 1:
                 # not a vmap of one: convolutions with per-client weights are far slower batched than plain
-                replies, answered = jax.tree.map(lambda a: a[None], client(*jax.tree.map(lambda a: a[0], inputs)))
+                replies, answered = jax.tree.map(
+                    lambda a: a[None], client(*jax.tree.map(lambda a: a[0], inputs))
+                )
             else:
                 replies, answered = jax.vmap(client)(*inputs)
-            if self.reduce is not None:
-                add = self.reduce.add
-                if self.replicas is not None:
-                    add = jax.vmap(add, in_axes=(0, 1, None))
-                sums = add(sums, replies, answered)
-                replies = Reply(replies.report, None, replies.cluster, replies.weight)
+            sums, replies = self.reduced(sums, replies, answered)
             return sums, (replies, answered)
 
         batch = min(batch, share.clients)
@@ -99,34 +101,65 @@ class Program:
             kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
         return sums, kept
 
-    def _client(
-        self, learner: Learner, broadcast: PyTree, key: Key[Array, ""], shard: Shard, token: Array, place: Array, each: Any
+    def client(
+        self,
+        learner: Learner,
+        broadcast: PyTree,
+        key: Key[Array, ""],
+        shard: Shard,
+        token: UInt32[Array, "2"],
+        place: Int[Array, ""],
+        each: Any,
     ) -> tuple[Reply, Bool[Array, ""]]:
+        """One client's reply, and whether it is given at all."""
         answered = place < self.asked
         if self.drop:
             lot = jax.random.uniform(jax.random.fold_in(keys.of_client(key, token), 1))
             answered &= lot >= self.drop
         return carry_out(self.task, learner, broadcast, each, shard, token, key, self.replicas), answered
 
-    def start(self, learner: Learner, broadcast: PyTree, share: Share) -> Any:
-        """The empty sums."""
+    def reduced(self, sums: Any, replies: Reply, answered: Bool[Array, " clients"]) -> tuple[Any, Reply]:
+        """The sums with stacked replies added, and the replies without what was summed."""
         if self.reduce is None:
-            return None
-        value = self._reply(learner, broadcast, share).value
-        if self.replicas is None:
-            return self.reduce.start(value)
-        return jax.vmap(lambda _: self.reduce.start(value))(jnp.arange(self.replicas))  # type: ignore[union-attr]
+            return sums, replies
+        add = self.reduce.add if self.replicas is None else jax.vmap(self.reduce.add, in_axes=(0, 1, None))
+        return add(sums, replies, answered), Reply(replies.report, None, replies.cluster, replies.weight)
 
-    def reply_bytes(self, learner: Learner, broadcast: PyTree, share: Share) -> int:
-        """The bytes that a client sends back."""
-        return bytes_of(self._reply(learner, broadcast, share)) * (self.replicas or 1)
-
-    def _reply(self, learner: Learner, broadcast: PyTree, share: Share) -> Reply:
+    def shape(self, learner: Learner, broadcast: PyTree, shard: Shard, each: PyTree) -> Reply:
         """The shapes of one client's reply (of one replica); defaults, which do not travel, stay numbers."""
-        shard, _, _, each = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], share.pick(0, 1)))
         if self.replicas is not None:
             broadcast, each = jax.eval_shape(lambda t: jax.tree.map(lambda a: a[0], t), (broadcast, each))
-        return eqx.filter_eval_shape(self.task, learner, broadcast, each, shard, jax.random.key(0))
+        reply: Reply = eqx.filter_eval_shape(self.task, learner, broadcast, each, shard, jax.random.key(0))
+        return reply
+
+    def start(self, shape: Reply) -> Any:
+        """The empty sums, given the shapes of one reply."""
+        reduce = self.reduce
+        if reduce is None:
+            return None
+        if self.replicas is None:
+            return reduce.start(shape.value)
+        return jax.vmap(lambda _: reduce.start(shape.value))(jnp.arange(self.replicas))
+
+    def answers(
+        self,
+        clients: Int[Array, " asked"],
+        replies: Reply,
+        answered: Bool[Array, " asked"],
+        sums: Any,
+        down: int,
+        shape: Reply,
+    ) -> Answers:
+        """What the algorithm is told."""
+        return Answers(
+            clients=clients,
+            answered=answered,
+            report=replies.report,
+            cluster=jnp.asarray(replies.cluster),
+            value=replies.value if self.reduce is None else sums,
+            down=down,
+            up=bytes_of(shape) * (self.replicas or 1),
+        )
 
     def fastest_batches(
         self, learner: Learner, broadcast: PyTree, shares: Sequence[Share], devices: int
@@ -140,7 +173,8 @@ class Program:
         widths = [share.x.shape[1] for share in shares]
         main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
         example = math.prod(shares[main].x.shape[2:])
-        value = bytes_of(self._reply(learner, broadcast, shares[main]).value) // 4 * (self.replicas or 1)
+        shape = self.shape(learner, broadcast, *shares[main].one())
+        value = bytes_of(shape.value) // 4 * (self.replicas or 1)
         if sum(c * (w * example + value) for c, w in zip(counts, widths, strict=True)) < tuning.SMALL:
             return counts
         platform = jax.default_backend()
@@ -159,7 +193,7 @@ class Program:
             arguments[-1] = eqx.tree_at(lambda s: s.size, arguments[-1], jnp.full(count, widths[main]))
 
             def once(learner: Learner, broadcast: PyTree, key: Any, share: Share) -> Any:
-                return self.run(learner, broadcast, key, share, batch, self.start(learner, broadcast, share))
+                return self.run(learner, broadcast, key, share, batch, self.start(shape))
 
             return partial(jax.jit(once), *arguments)
 
@@ -169,7 +203,15 @@ class Program:
 
 def _some(share: Share, count: int) -> Share:
     """A share's first clients, as if they were all there is."""
-    rows = Share(share.x[:count], share.y[:count], share.size[:count], share.token[:count], None, share.place, share.each)
+    rows = Share(
+        share.x[:count],
+        share.y[:count],
+        share.size[:count],
+        share.token[:count],
+        None,
+        share.place,
+        share.each,
+    )
     return eqx.tree_at(
         lambda s: (s.place, s.each), rows, (jnp.arange(count), jax.tree.map(lambda a: a[:count], share.each))
     )

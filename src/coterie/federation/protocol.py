@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from coterie.data.shards import Shards, Spec
 from coterie.errors import SettingError
@@ -15,7 +18,10 @@ from coterie.learn.tasks import Reply, Task
 
 
 class Reduction(Protocol):
-    """How the values of replies are summed on the way, batch by batch: see `coterie.aggregate`."""
+    """How the values of replies are summed on the way, batch by batch: see `coterie.aggregate`.
+
+    The sums of two groups of clients, added leaf by leaf, are the sums of both.
+    """
 
     def start(self, value: Any) -> Any: ...
 
@@ -35,6 +41,27 @@ class Answers(eqx.Module):
     value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
     down: int = eqx.field(static=True)  # bytes sent to each client asked
     up: int = eqx.field(static=True)  # bytes sent back by each client that answers
+
+
+def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | None = None) -> Answers:
+    """The answers of several groups of clients as one; reduced values are added up."""
+
+    def joined(*arrays: Array) -> Array:
+        whole = jnp.concatenate(arrays)
+        return whole if order is None else whole[order]
+
+    values = [part.value for part in parts]
+    return Answers(
+        clients=joined(*[part.clients for part in parts]),
+        answered=joined(*[part.answered for part in parts]),
+        report=jax.tree.map(joined, *[part.report for part in parts]),
+        cluster=joined(*[part.cluster for part in parts]),
+        value=jax.tree.map(lambda *a: sum(a[1:], a[0]), *values)
+        if reduced
+        else jax.tree.map(joined, *values),
+        down=parts[0].down,
+        up=parts[0].up,
+    )
 
 
 class Federation(Protocol):
@@ -65,7 +92,10 @@ class Federation(Protocol):
         ...
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Any:
-        """Clients to ask, as `ask` wants them: one set per round where there is a leading axis."""
+        """Clients to ask, as `ask` wants them: one set per round where there is a leading axis.
+
+        The result's attribute `clients` holds the positions.
+        """
         ...
 
     def ask(

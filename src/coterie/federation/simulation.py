@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int, Key, PyTree, UInt32
 
 from coterie import keys
-from coterie.data.shards import Shards, Spec
+from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
+from coterie.federation import debug, streaming
 from coterie.federation.devices import local_devices, mesh
 from coterie.federation.program import Program, Share, bytes_of
 from coterie.federation.protocol import Answers, Reduction
@@ -57,6 +58,8 @@ class _Settings:
     batch: int | Literal["auto"]
     precision: Precision | None
     drop: float
+    debug: bool
+    resident: bool
 
     @property
     def devices(self) -> int:
@@ -82,12 +85,15 @@ class Simulation:
         accelerator and float32 otherwise. Averages of models are always taken in float32.
     drop
         Fault injection: the probability that a client does not answer an ask.
+    debug
+        Run client by client without compilation; an error names the client and the task that failed.
+    resident
+        Whether the data lives on the devices. If not, it stays in host memory (or on disk, for memory-mapped
+        shards) and only the clients that are asked travel, block by block.
 
     A simulation is a pytree whose leaves are the clients' data, so that it can be an argument of a compiled
     program; inside one it no longer knows the client ids.
     """
-
-    traceable = True
 
     def __init__(
         self,
@@ -97,25 +103,34 @@ class Simulation:
         devices: Sequence[Any] | None = None,
         precision: Precision | None = None,
         drop: float = 0.0,
+        debug: bool = False,
+        resident: bool = True,
     ) -> None:
-        check_settings(batch, precision, drop)
+        _check(batch, precision, drop)
         available = list(devices) if devices is not None else local_devices()
         grid = mesh(available[: len(shards)])
         self._shards: Shards | None = shards
-        self._settings = _Settings(shards.spec, len(shards), grid, batch, precision, drop)
+        self._settings = _Settings(shards.spec, len(shards), grid, batch, precision, drop, debug, resident)
         self._learner: Learner | None = None
-        put = partial(_put, grid=grid, device=available[0])
-        tokens = keys.words(keys.tokens(shards.ids))
-        self._rows = tuple(
-            Rows(
-                x=put(bucket.x),
-                y=put(bucket.y),
-                size=put(bucket.sizes.astype(np.int32)),
-                token=put(tokens[bucket.clients]),
-                place=put(bucket.clients.astype(np.int32), fill=len(shards)),
-            )
-            for bucket in shards.buckets
+        self._device = available[0]
+        self._rows: tuple[Rows, ...] = ()
+        if self.traceable:
+            tokens = keys.words(keys.tokens(shards.ids))
+            self._rows = tuple(self._put(b, tokens[b.clients], b.clients) for b in shards.buckets)
+
+    def _put(self, bucket: Bucket, tokens: np.ndarray, place: np.ndarray) -> Rows:
+        put = partial(_put, grid=self._settings.mesh, device=self._device)
+        return Rows(
+            x=put(bucket.x),
+            y=put(bucket.y),
+            size=put(bucket.sizes.astype(np.int32)),
+            token=put(tokens),
+            place=put(place.astype(np.int32), fill=self.clients),
         )
+
+    @property
+    def traceable(self) -> bool:
+        return self._settings.resident and not self._settings.debug
 
     @property
     def clients(self) -> int:
@@ -144,13 +159,15 @@ class Simulation:
 
     def with_learner(self, learner: Learner) -> Simulation:
         new = self.tree_unflatten(self._settings, (self._rows, learner.for_data(self.spec)))
-        new._shards = self._shards
+        new._shards, new._device = self._shards, self._device
         return new
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
         positions = np.asarray(positions)
         if positions.size == 0 or not 0 <= positions.min() <= positions.max() < self.clients:
             raise SettingError(f"clients to ask must be positions between 0 and {self.clients - 1}.")
+        if not self.traceable:
+            return Chosen(jnp.asarray(positions, jnp.int32), (), ())
         rounds = positions.reshape(-1, positions.shape[-1])
         found = [_rows_of(rounds, bucket.clients, self._settings.devices) for bucket in self._host().buckets]
         # a bucket that nobody is drawn from in any round still has a row, unused
@@ -174,14 +191,27 @@ class Simulation:
         if self._learner is None:
             raise SettingError("these clients have no learner yet: use simulation.with_learner(learner).")
         key = jax.random.key(0) if key is None else key
-        return _ask(self, task, reduce, replicas, broadcast, each, clients, key)
+        if self.traceable:
+            return _ask(self, task, reduce, replicas, broadcast, each, clients, key)
+        positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
+        if self._settings.debug:
+            program = Program(task, reduce, replicas, self._settings.drop, len(positions))
+            return debug.ask(self._host(), self._learner, program, positions, broadcast, each, key)
+
+        def ask_block(bucket: Bucket, tokens: np.ndarray, place: np.ndarray, each: PyTree) -> Answers:
+            settings = replace(self._settings, clients=len(place), resident=True)
+            block = self.tree_unflatten(settings, ((), self._learner))
+            block._device = self._device
+            block._rows = (block._put(bucket, tokens, place),)
+            return block.ask(task, broadcast, each=each, key=key, reduce=reduce, replicas=replicas)
+
+        return streaming.ask(self._host(), positions, each, reduce is not None, ask_block)
 
     def describe(self) -> dict[str, Any]:
         grid = self._settings.mesh
-        devices = self._rows[0].x.devices() if grid is None else grid.devices.flat
         return {
             "federation": "simulation",
-            "device": next(iter(devices)).device_kind,
+            "device": (self._device if grid is None else grid.devices.flat[0]).device_kind,
             "devices": self._settings.devices,
             "precision": self.precision,
             "batch": self._settings.batch,
@@ -194,12 +224,12 @@ class Simulation:
     @classmethod
     def tree_unflatten(cls, settings: _Settings, children: Any) -> Simulation:
         new = object.__new__(cls)
-        new._shards, new._settings = None, settings
+        new._shards, new._device, new._settings = None, None, settings
         new._rows, new._learner = children
         return new
 
 
-def check_settings(batch: int | str, precision: str | None, drop: float) -> None:
+def _check(batch: int | str, precision: str | None, drop: float) -> None:
     """Refuse settings that no simulation can have."""
     if batch != "auto" and (not isinstance(batch, int) or batch < 1):
         raise SettingError(f"batch must be 'auto' or a number of clients from 1 up, not {batch!r}.")
@@ -209,7 +239,7 @@ def check_settings(batch: int | str, precision: str | None, drop: float) -> None
         raise SettingError(f"drop must be a probability below 1, not {drop}.")
 
 
-def _put(array: np.ndarray, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Array:
+def _put(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Array:
     if grid is None:
         return jax.device_put(np.asarray(array), device)
     blank = -len(array) % grid.size
@@ -260,8 +290,10 @@ def _ask(
             else [settings.batch] * len(shares)
         )
 
+        shape = program.shape(learner, broadcast, *shares[0].one())
+
         def on_device(learner: Learner, broadcast: PyTree, key: Any, shares: tuple[Share, ...]) -> Any:
-            sums = program.start(learner, broadcast, shares[0])
+            sums = program.start(shape)
             kept = []
             for share, batch in zip(shares, batches, strict=True):
                 sums, replies = program.run(learner, broadcast, key, share, batch, sums)
@@ -279,20 +311,11 @@ def _ask(
     places = jnp.concatenate([share.place for share in shares])
     back = jnp.zeros(len(asked), jnp.int32).at[places].set(jnp.arange(len(places)), mode="drop")
     replies, answered = jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *kept)
-    return Answers(
-        clients=asked,
-        answered=answered,
-        report=replies.report,
-        cluster=replies.cluster,
-        value=replies.value if reduce is None else sums,
-        down=bytes_of((broadcast, jax.tree.map(lambda a: a[0], each))),
-        up=program.reply_bytes(learner, broadcast, shares[0]),
-    )
+    down = bytes_of((broadcast, jax.tree.map(lambda a: a[0], each)))
+    return program.answers(asked, replies, answered, sums, down, shape)
 
 
-def _shares(
-    buckets: tuple[Rows, ...], each: PyTree, clients: Chosen | None, asked: int
-) -> tuple[Share, ...]:
+def _shares(buckets: tuple[Rows, ...], each: PyTree, clients: Chosen | None, asked: int) -> tuple[Share, ...]:
     places = [rows.place for rows in buckets] if clients is None else clients.place
     picked = [None] * len(buckets) if clients is None else clients.rows
     # a blank row is sent what the last client is sent; its reply is dropped

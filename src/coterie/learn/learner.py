@@ -39,7 +39,9 @@ class Learner:
     def for_data(self, spec: Spec) -> Learner:
         """The learner with its model's outputs decided by the data, checked to fit it."""
         loss = losses.named(self.loss)
-        learner = self if not isinstance(self.model, Sized) else replace(self, model=self.model.for_data(spec))
+        learner = (
+            self if not isinstance(self.model, Sized) else replace(self, model=self.model.for_data(spec))
+        )
         if loss is losses.cross_entropy and spec.classes is None:
             raise LearnerError(
                 f"cross_entropy needs integer class labels but the targets are {spec.y_dtype}: "
@@ -48,12 +50,12 @@ class Learner:
         try:
             params = learner.shapes(spec)
             outputs = jax.eval_shape(learner.model.apply, params, spec.example()).shape[1:]
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise LearnerError(
                 f"the model {self.model} cannot be applied to features of shape {spec.x_shape}: {error}"
             ) from error
         if loss is losses.cross_entropy:
-            if outputs[:-1] != spec.y_shape or outputs[-1] < (spec.classes or 0):
+            if outputs[:-1] != spec.y_shape or not outputs or outputs[-1] < (spec.classes or 0):
                 raise LearnerError(
                     f"the model gives outputs of shape {outputs} but the labels need "
                     f"{(*spec.y_shape, spec.classes)}: one output per class."
@@ -61,6 +63,13 @@ class Learner:
         elif loss in losses.NAMED.values() and outputs != spec.y_shape:
             raise LearnerError(
                 f"the model gives outputs of shape {outputs} but the targets have shape {spec.y_shape}."
+            )
+        # a mean over the batch would let padding count
+        y = jax.ShapeDtypeStruct((1, *spec.y_shape), spec.y_dtype)
+        shape = jax.eval_shape(learner.per_example, params, spec.example(), y).shape
+        if shape != (1,):
+            raise LearnerError(
+                f"the loss must give one number per example; for one example it gives shape {shape}."
             )
         return learner
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -63,7 +63,12 @@ class LocalUpdate:
         raise NotImplementedError
 
     def run(
-        self, per_example: PerExample, start: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]
+        self,
+        per_example: PerExample,
+        start: PyTree,
+        shard: Shard,
+        key: Key[Array, ""],
+        round_: Int[Array, ""],
     ) -> PyTree:
         """Train from `start` on one shard and return the new model."""
         optimiser = self.optimiser()
@@ -94,7 +99,9 @@ class LocalUpdate:
         (model, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), jnp.arange(total))
         return model
 
-    def _batch(self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]) -> tuple[Array, Array, Array, Array]:
+    def _batch(
+        self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]
+    ) -> tuple[Array, Array, Array, Array]:
         """Features, targets and mask of step `s`, and whether the client takes that step at all."""
         if self.batch_size is None:
             return shard.x, shard.y, shard.mask, jnp.asarray(True)
@@ -120,8 +127,21 @@ def _batches(examples: Any, batch_size: int) -> Any:
 def register(rule: type[Rule]) -> type[Rule]:
     """Make a rule a pytree whose `lr` and `decay` are leaves, so that step sizes can be swept in one program."""
     names = [f.name for f in fields(rule)]
-    data = [n for n in names if n in ("lr", "decay")]
-    return jax.tree_util.register_dataclass(rule, data, [n for n in names if n not in data])
+    leaves = [name for name in names if name in ("lr", "decay")]
+    static = [name for name in names if name not in leaves]
+
+    def flatten(of: Rule) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(of, name) for name in leaves], tuple(getattr(of, name) for name in static)
+
+    def unflatten(settings: tuple[Any, ...], values: Iterable[Any]) -> Rule:
+        # not through __init__, whose checks are for settings: JAX puts other things in the leaves' place
+        new = object.__new__(rule)
+        for name, value in [*zip(leaves, values, strict=True), *zip(static, settings, strict=True)]:
+            object.__setattr__(new, name, value)
+        return new
+
+    jax.tree_util.register_pytree_node(rule, flatten, unflatten)
+    return rule
 
 
 @register

@@ -95,7 +95,9 @@ def losses(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[A
     return Reply(report={"losses": learner.shard_losses(broadcast["models"], shard)})
 
 
-def evaluate(learner: Learner, broadcast: Any, each: Int[Array, ""], shard: Shard, key: Key[Array, ""]) -> Reply:
+def evaluate(
+    learner: Learner, broadcast: Any, each: Int[Array, ""], shard: Shard, key: Key[Array, ""]
+) -> Reply:
     """Loss and accuracy of model number `each` on the shard. Broadcast: `models`."""
     model = stacked.take(broadcast["models"], each)
     return Reply(

@@ -58,7 +58,8 @@ def from_matrix(matrix: Any, like: PyTree) -> PyTree:
         )
     columns = jnp.split(matrix, np.cumsum(sizes)[:-1], axis=1)
     parts = [
-        column.reshape(-1, *leaf.shape).astype(leaf.dtype) for column, leaf in zip(columns, leaves, strict=True)
+        column.reshape(-1, *leaf.shape).astype(leaf.dtype)
+        for column, leaf in zip(columns, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, parts)
 
@@ -67,12 +68,16 @@ def given(models: Any, like: PyTree) -> PyTree:
     """Models that a user gave, as a stacked pytree or as a matrix, checked against one model's shapes."""
     wanted = jax.tree.structure(like)
     if jax.tree.structure(models) == wanted and not (eqx.is_array_like(models) and np.ndim(models) == 2):
-        shapes = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(models)]
-        if shapes != [leaf.shape for leaf in jax.tree.leaves(like)]:
-            raise SettingError("the given models do not have this learner's shapes behind a leading cluster axis.")
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(models)]
+        if shapes != [(*shapes[0][:1], *leaf.shape) for leaf in jax.tree.leaves(like)] or () in shapes:
+            raise SettingError(
+                "the given models do not have this learner's shapes behind a leading cluster axis."
+            )
         return jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), models, like)
     if not eqx.is_array_like(models):
-        raise SettingError("the given models are neither a (k, d) matrix nor a stack of this learner's models.")
+        raise SettingError(
+            "the given models are neither a (k, d) matrix nor a stack of this learner's models."
+        )
     return from_matrix(models, like)
 
 

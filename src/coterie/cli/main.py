@@ -1,0 +1,197 @@
+"""`coterie run`, `coterie report`: thin commands over the library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import coterie
+from coterie.cli.tables import show_summary
+from coterie.errors import CoterieError
+from coterie.run.config import DEFAULTS, Experiment, Section
+from coterie.run.execute import execute
+from coterie.run.folder import RunFolder
+from coterie.run.progress import bar, lines
+from coterie.run.summary import summarise
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Find the groups hidden among federated clients and train one model per group.",
+)
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """A user's mistake is one sentence on stderr and exit code 2, never a traceback."""
+    try:
+        yield
+    except CoterieError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"coterie {coterie.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _coterie(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Option(help="An experiment file (TOML). Options override it.")
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="ifca, global or local.  [default: ifca]")] = None,
+    k: Annotated[int | None, typer.Option(help="Clusters to look for.  [default: 4]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.  [default: 60]")] = None,
+    n_init: Annotated[int | None, typer.Option(help="Restarts side by side.  [default: 5]")] = None,
+    participation: Annotated[
+        str | None,
+        typer.Option(help="Clients per round: a fraction like 0.1, or a number like 20.  [default: 1.0]"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="rotated-digits, inverted-digits or mixed-regression.  [default: rotated-digits]"),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in the data set.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any setting by its key in the file, e.g. local.lr=0.05."
+        ),
+    ] = None,
+    baselines: Annotated[
+        str | None, typer.Option(help="Methods to compare with, or `none`.  [default: global,local]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder.  [default: runs/ALGORITHM-DATA-SEED]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run an experiment: find groups, train one model per group, compare with one model for all and one each.
+
+    With no options at all: IFCA on rotated digits. Everything is written to a run folder as it happens; a run
+    that was interrupted, however it happened, continues with `--resume --out FOLDER` and ends the same.
+    """
+    with _clear_errors():
+        options = _options(
+            algorithm, k, rounds, n_init, participation, data, clients, seed, baselines, set_ or []
+        )
+        content = _merged(config, options, resume, out)
+        experiment = Experiment.read(content)
+        folder = RunFolder(out or Path("runs") / _name(experiment))
+        console = Console(stderr=True)
+        execute(
+            experiment,
+            folder,
+            resume=resume,
+            overwrite=overwrite,
+            progress=partial(bar if console.is_terminal else lines, console),
+        )
+        summary = summarise(folder.path)
+        if json_:
+            print(json.dumps({"folder": str(folder.path), **summary.to_json()}))
+        else:
+            show_summary(Console(), summary)
+            print(f"\nThe run is in {folder.path}. See it in pictures: coterie report {folder.path}")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Write one self-contained HTML page about a run: losses, movements, groups, accuracies, settings."""
+    from coterie.run.report import write_report  # Matplotlib takes a second to import
+
+    with _clear_errors():
+        path = write_report(run)
+        print(f"The report is {path.resolve().as_uri()}")
+
+
+def _options(
+    algorithm: str | None,
+    k: int | None,
+    rounds: int | None,
+    n_init: int | None,
+    participation: str | None,
+    data: str | None,
+    clients: int | None,
+    seed: int | None,
+    baselines: str | None,
+    others: list[str],
+) -> list[tuple[str, Any]]:
+    """The options that were given, as (key in the experiment file, value)."""
+    share = None if participation is None else _value(participation)
+    names = None if baselines is None else [] if baselines == "none" else baselines.split(",")
+    given = {
+        "algorithm.name": algorithm,
+        "data.name": data,
+        "algorithm.k": k,
+        "algorithm.rounds": rounds,
+        "algorithm.n_init": n_init,
+        "algorithm.participation": share,
+        "data.clients": clients,
+        "seed": seed,
+        "baselines": names,
+    }
+    from_set = [(key.strip(), _value(value)) for key, _, value in (text.partition("=") for text in others)]
+    return [(key, value) for key, value in given.items() if value is not None] + from_set
+
+
+def _merged(config: Path | None, options: list[tuple[str, Any]], resume: bool, out: Path | None) -> Section:
+    """The experiment file (the folder's own, when resuming without one; else the defaults) with options on top."""
+    if config is not None:
+        content = Experiment.from_file(config)
+    elif resume and out is not None and RunFolder(out).exists:
+        content = RunFolder(out).experiment().model_dump(mode="json", exclude_none=True)
+    else:
+        content = {}
+    for key, value in options:
+        section, _, name = key.rpartition(".")
+        if not section:
+            content[key] = value
+            continue
+        current = content.get(section, DEFAULTS.get(section, {}))
+        if name == "name" and current.get("name") != value:
+            # another part: settings of the former one mean nothing to it
+            defaults = DEFAULTS.get(section, {})
+            current = {"rounds": current["rounds"]} if section == "algorithm" and "rounds" in current else {}
+            current = dict(defaults) if defaults.get("name") == value else current
+        content[section] = {**current, name: value}
+    return content
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _name(experiment: Experiment) -> str:
+    return f"{experiment.algorithm['name']}-{experiment.data['name']}-{experiment.seed}"
+
+
+def main() -> None:
+    """The entry point of the `coterie` command."""
+    app()

@@ -1,0 +1,53 @@
+"""Results on the terminal."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from coterie.run.summary import Summary, human_bytes
+
+
+def show_summary(console: Console, summary: Summary) -> None:
+    """Print the methods of a run side by side, and the found groups against the true ones."""
+    regression = all(row.accuracy is None for row in summary.rows)
+    table = Table(title=f"{summary.data}, {summary.clients} clients", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("method")
+    for title in (
+        "test loss" if regression else "test accuracy",
+        "misclustering",
+        "clusters",
+        "rounds",
+        "moved",
+        "seconds",
+    ):
+        table.add_column(title, justify="right")
+    for row in summary.rows:
+        table.add_row(
+            row.method,
+            _number(row.loss, "{:.4f}") if regression else _number(row.accuracy, "{:.1%}"),
+            _number(row.misclustering, "{:.1%}"),
+            str(row.clusters),
+            str(row.rounds),
+            human_bytes(row.bytes_moved) if row.bytes_moved else "–",
+            f"{row.seconds:.1f}",
+        )
+    console.print(table)
+    if summary.matrix is not None:
+        console.print(_matrix(summary))
+
+
+def _matrix(summary: Summary) -> Table:
+    assert summary.matrix is not None
+    table = Table(title="Clients by group", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    for j in range(len(summary.matrix[0])):
+        table.add_column(f"true {j}", justify="right")
+    for cluster, row in zip(summary.found, summary.matrix, strict=True):
+        table.add_row(f"found {cluster}", *(f"[bold]{n}[/]" if n else "[dim]·[/]" for n in row))
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

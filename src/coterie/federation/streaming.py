@@ -1,0 +1,69 @@
+"""An ask over data that stays in host memory or on disk: only the clients of one block are on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from coterie import keys
+from coterie.data.shards import Bucket, Shards
+from coterie.federation.protocol import Answers, stack_answers
+from coterie.models import stacked
+
+BLOCK_BYTES = 2**28
+
+
+def ask(
+    shards: Shards,
+    positions: np.ndarray,
+    each: PyTree,
+    reduced: bool,
+    ask_block: Callable[[Bucket, np.ndarray, np.ndarray, PyTree], Answers],
+) -> Answers:
+    """Ask the clients at `positions` block by block.
+
+    `ask_block(bucket, tokens, place, each)` asks the clients of a bucket that is small enough for the device;
+    `place` is their index among the block, and the block's size for rows that only fill it up: all blocks of
+    a bucket have the same shape, so that they share one compiled program.
+    """
+    index = np.full(len(shards), -1)
+    index[positions] = np.arange(len(positions))
+    parts, order = [], []
+    for bucket in shards.buckets:
+        rows = np.flatnonzero(index[bucket.clients] >= 0)
+        if len(rows) == 0:
+            continue
+        per_client = bucket.x[0].nbytes + bucket.y[0].nbytes
+        size = int(min(len(rows), max(1, BLOCK_BYTES // per_client)))
+        for start in range(0, len(rows), size):
+            mine = rows[start : start + size]
+            filled = np.concatenate([mine, np.repeat(mine[-1:], size - len(mine))])
+            place = np.concatenate([np.arange(len(mine)), np.full(size - len(mine), size)]).astype(np.int32)
+            block = Bucket(bucket.x[filled], bucket.y[filled], bucket.sizes[filled], bucket.clients[filled])
+            asked = index[bucket.clients[mine]]
+            own = stacked.take(
+                each, jnp.asarray(np.concatenate([asked, np.repeat(asked[-1:], size - len(mine))]))
+            )
+            answers = ask_block(block, keys.words(keys.tokens(shards.ids[block.clients])), place, own)
+            parts.append(_first(answers, len(mine), positions[asked], reduced))
+            order.append(asked)
+    back = np.argsort(np.concatenate(order))
+    return stack_answers(parts, reduced, back)
+
+
+def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool) -> Answers:
+    """The answers of a block's real clients."""
+    value = answers.value if reduced else jax.tree.map(lambda a: a[:count], answers.value)
+    return Answers(
+        clients=jnp.asarray(clients, jnp.int32),
+        answered=answers.answered[:count],
+        report=jax.tree.map(lambda a: a[:count], answers.report),
+        cluster=answers.cluster[:count],
+        value=value,
+        down=answers.down,
+        up=answers.up,
+    )

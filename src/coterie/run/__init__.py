@@ -1,0 +1,1 @@
+"""Runs: experiments, their folders and their reports."""

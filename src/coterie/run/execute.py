@@ -1,0 +1,116 @@
+"""Running an experiment into a run folder, from the beginning or from where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from coterie import registry, storage
+from coterie.clustering import Clustering, Evaluation, load
+from coterie.data.federated import Federated
+from coterie.evaluate import metrics
+from coterie.federation import tuning
+from coterie.federation.simulation import Simulation
+from coterie.models import stacked
+from coterie.run.config import Experiment
+from coterie.run.folder import BATCH, EVALUATION, Recorder, RunFolder, Show
+
+Progress = Callable[[str, int], AbstractContextManager[Show]]
+
+
+def execute(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Clustering:
+    """Run an experiment and its baselines.
+
+    What a folder already holds of this experiment is not computed again with `resume`. `progress(name,
+    rounds)` gives a context in which rounds are shown.
+    """
+    data = experiment.make_data()
+    experiment = experiment.decided(data)
+    # an impossible setting should be heard of before the folder is touched
+    experiment.make_learner().for_data(data.train.spec)
+    experiment.make_algorithm().check(len(data.train))
+    folder.claim(experiment, resume, overwrite)
+    simulation = registry.validate_call(
+        "simulation", Simulation, experiment.simulation, ("shards", "devices")
+    )
+    federation = Simulation(data.train, **simulation)
+    found = _one(experiment, data, federation, folder, progress)
+    for name in experiment.baselines:
+        if name != experiment.algorithm["name"]:
+            part = folder.baseline(name)
+            baseline = experiment.baseline(name)
+            part.claim(baseline, resume=True, overwrite=False)
+            _one(baseline, data, federation, part, progress)
+    return found
+
+
+def _one(
+    experiment: Experiment,
+    data: Federated,
+    federation: Simulation,
+    folder: RunFolder,
+    progress: Progress | None,
+) -> Clustering:
+    algorithm = experiment.make_algorithm()
+    with tuning.remembered_in(folder.path / BATCH):
+        if folder.finished:
+            found = load(folder.path)
+        else:
+            shown = (
+                nullcontext()
+                if progress is None
+                else progress(experiment.algorithm["name"], algorithm.rounds)
+            )
+            with shown as show:
+                found = algorithm.fit(
+                    federation,
+                    experiment.make_learner(),
+                    seed=experiment.seed,
+                    observer=Recorder(folder, show),
+                )
+            found.save(folder.path)
+        if not (folder.path / EVALUATION).exists():
+            storage.write_json(folder.path / EVALUATION, evaluation(found, data))
+    return found
+
+
+def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
+    """How good a clustering is, as plain values: on held-out examples, on unseen clients, against the truth."""
+    k = stacked.count(found.models)
+    clusters = k < len(data.train)  # one model per client is not a grouping to compare with the truth
+    known = clusters and data.truth is not None
+    comparable = data.models is not None and k == len(data.models)
+    return {
+        "data": data.name,
+        "truth": None if data.truth is None else data.truth.tolist(),
+        "misclustering": metrics.misclustering(found.assignment, data.truth) if known else None,
+        "adjusted_rand": metrics.adjusted_rand(found.assignment, data.truth) if known else None,
+        "parameter_distance": metrics.parameter_distance(found.models, data.models) if comparable else None,
+        "test": None if data.test is None else _plain(found.evaluate(data.test)),
+        "unseen": None if data.unseen is None else _plain(found.evaluate(data.unseen)),
+        "unseen_misclustering": (
+            metrics.misclustering(found.assign(data.unseen), data.unseen_truth)
+            if clusters and data.unseen is not None and data.unseen_truth is not None
+            else None
+        ),
+    }
+
+
+def _plain(result: Evaluation) -> dict[str, Any]:
+    columns = {name: np.asarray(column).tolist() for name, column in result.per_client.items()}
+    return {
+        "accuracy": float(result.accuracy),
+        "loss": float(result.loss),
+        "chosen_by": result.chosen_by,
+        "per_client": columns,
+    }

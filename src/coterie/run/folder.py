@@ -1,0 +1,138 @@
+"""The run folder: experiment, rounds as they happen, a checkpoint, and in the end the clustering.
+
+experiment.toml         everything that determines the run
+batch.json              how clients were batched, so that a resumed run computes exactly the same
+rounds.jsonl            one line per round, flushed as it happens
+checkpoint.safetensors  the state after some round; replaced in one step
+clustering.json, models.safetensors, evaluation.json      the result
+baselines/NAME/         the same again for each method it is compared with
+report.html             made by `coterie report`
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from coterie import storage
+from coterie.algorithms.rounds import State
+from coterie.clustering import result
+from coterie.clustering.history import RoundLog
+from coterie.errors import ConfigError, RunFolderError, SettingError
+from coterie.models import stacked
+from coterie.run.config import Experiment, difference
+
+EXPERIMENT, CHECKPOINT, EVALUATION, BATCH = (
+    "experiment.toml",
+    "checkpoint.safetensors",
+    "evaluation.json",
+    "batch.json",
+)
+OURS = (EXPERIMENT, CHECKPOINT, EVALUATION, BATCH, result.ROUNDS, result.FILE, result.MODELS, "report.html")
+Show = Callable[[list[RoundLog], int], None]
+
+
+class RunFolder:
+    """A run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def experiment(self) -> Experiment:
+        """The experiment that the folder belongs to."""
+        if not (self.path / EXPERIMENT).exists():
+            raise RunFolderError(f"{self.path} holds no run ({EXPERIMENT} is missing).")
+        try:
+            return Experiment.read(Experiment.from_file(self.path / EXPERIMENT))
+        except ConfigError as error:
+            raise RunFolderError(f"{self.path / EXPERIMENT} is damaged: {error}") from error
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / EXPERIMENT).exists()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / result.FILE).exists()
+
+    def claim(self, experiment: Experiment, resume: bool, overwrite: bool) -> None:
+        """Make the folder this experiment's, or say why it cannot be."""
+        if overwrite and self.path.exists():
+            self._clear()
+        if self.exists:
+            unlike = difference(self.experiment(), experiment)
+            if unlike:
+                raise RunFolderError(
+                    f"{self.path} belongs to another experiment: {unlike}. "
+                    "Choose another --out, or replace it with --overwrite."
+                )
+            if not resume:
+                raise RunFolderError(
+                    f"{self.path} already holds this run: continue it with --resume or replace it with --overwrite."
+                )
+        storage.write_text(self.path / EXPERIMENT, experiment.to_toml())
+
+    def _clear(self) -> None:
+        """Remove what a run has written, and nothing else."""
+        with storage.writing(self.path):
+            for name in OURS:
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "baselines", ignore_errors=True)
+
+    def baseline(self, name: str) -> RunFolder:
+        return RunFolder(self.path / "baselines" / name)
+
+
+class Recorder:
+    """Writes a run down as it happens, and restores it.
+
+    A line per round is flushed at once. The state is kept every `every` seconds: rounds after the last
+    checkpoint are computed again on resuming, with the same result.
+    """
+
+    def __init__(self, folder: RunFolder, show: Show | None = None, every: float = 5.0) -> None:
+        self._rounds = folder.path / result.ROUNDS
+        self._checkpoint = folder.path / CHECKPOINT
+        self._show = show or (lambda logs, done: None)
+        self._every = every
+        self._saved = time.monotonic()
+
+    def resume(self, state: State) -> tuple[State, list[RoundLog]]:
+        """The state after the last checkpointed round, and the rounds so far; see `Observer`."""
+        done = 0
+        if self._checkpoint.exists():
+            try:
+                with safe_open(self._checkpoint, framework="numpy") as file:
+                    done = int((file.metadata() or {})["rounds"])
+                state = stacked.from_named(storage.read_arrays(self._checkpoint), state)
+            except (SafetensorError, KeyError, ValueError, SettingError) as error:
+                raise RunFolderError(
+                    f"{self._checkpoint} does not fit this experiment ({error}): start again with --overwrite."
+                ) from error
+        lines = self._rounds.read_text().splitlines()[:done] if self._rounds.exists() else []
+        if len(lines) < done:
+            raise RunFolderError(
+                f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
+            )
+        # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
+        storage.write_text(self._rounds, "".join(line + "\n" for line in lines))
+        logs = [RoundLog.from_line(line) for line in lines]
+        if logs:
+            self._show(logs, done)
+        return state, logs
+
+    def after(self, state: State, logs: list[RoundLog], done: int) -> None:
+        """Rounds were computed; see `Observer`."""
+        with storage.writing(self._rounds), open(self._rounds, "a") as file:
+            file.writelines(log.to_line() + "\n" for log in logs)
+            file.flush()
+            os.fsync(file.fileno())
+        if time.monotonic() - self._saved >= self._every:
+            storage.write_arrays(self._checkpoint, stacked.named(state), {"rounds": str(done)})
+            self._saved = time.monotonic()
+        self._show(logs, done)

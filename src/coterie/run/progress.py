@@ -1,0 +1,71 @@
+"""Rounds as they happen: a progress bar on a terminal, plain lines when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from coterie.clustering.history import RoundLog
+from coterie.run.folder import Show
+
+
+def status(log: RoundLog) -> tuple[str, str]:
+    """Loss and cluster sizes of the best restart so far, in words."""
+    best = int(np.argmin([np.inf if np.isnan(x) else x for x in log.loss]))
+    sizes = log.sizes[best]
+    shown = " ".join(map(str, sizes)) if len(sizes) <= 8 else f"{len(sizes)} clusters"
+    return f"{log.loss[best]:.4f}", shown
+
+
+def rate(logs: list[RoundLog]) -> str:
+    """Rounds per second of the rounds just computed."""
+    seconds = sum(log.seconds for log in logs)
+    return f"{len(logs) / seconds:.1f}" if seconds > 0 else "–"
+
+
+@contextmanager
+def bar(console: Console, name: str, rounds: int) -> Iterator[Show]:
+    """A live progress bar."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description:<8}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("clusters {task.fields[sizes]}"),
+        TextColumn("{task.fields[rate]} rounds/s"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(name, total=rounds, loss="–", sizes="–", rate="–")
+
+        def show(logs: list[RoundLog], done: int) -> None:
+            loss, sizes = status(logs[-1])
+            progress.update(task, completed=done, loss=loss, sizes=sizes, rate=rate(logs))
+
+        yield show
+
+
+@contextmanager
+def lines(console: Console, name: str, rounds: int) -> Iterator[Show]:
+    """A plain line for about every tenth of the rounds, and for the last."""
+    every = max(1, rounds // 10)
+
+    def show(logs: list[RoundLog], done: int) -> None:
+        if done // every > (done - len(logs)) // every or done == rounds:
+            loss, sizes = status(logs[-1])
+            line = f"{name}: round {done}/{rounds}, loss {loss}, clusters {sizes}, {rate(logs)} rounds/s"
+            console.print(line, soft_wrap=True, highlight=False)
+
+    yield show
