@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Key, UInt32
 
 Token = np.uint64
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def purpose(seed: int, name: str) -> Key[Array, ""]:
@@ -25,7 +24,7 @@ def purpose(seed: int, name: str) -> Key[Array, ""]:
 def token(identity: object) -> Token:
     """64 bits that stand for a client id (or a purpose) wherever it is needed as a number."""
     digest = hashlib.blake2b(str(identity).encode(), digest_size=8).digest()
-    return np.frombuffer(digest, dtype="<u8")[0].astype(np.uint64)
+    return np.uint64(int.from_bytes(digest, "little"))
 
 
 def tokens(ids: Iterable[object]) -> np.ndarray:
@@ -58,7 +57,6 @@ def participants(seed: int, round_: int, clients: np.ndarray, count: int) -> np.
 
 def _mix(z: np.ndarray) -> np.ndarray:
     # the finaliser of splitmix64: a bijection of 64-bit words, so distinct clients draw distinct lots
-    with np.errstate(over="ignore"):
-        z = (z ^ (z >> np.uint64(30))) * _MIX[0]
-        z = (z ^ (z >> np.uint64(27))) * _MIX[1]
-    return z ^ (z >> np.uint64(31))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)  # modulo 2**64
+    return np.asarray(z ^ (z >> np.uint64(31)))

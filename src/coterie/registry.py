@@ -72,7 +72,7 @@ def validate_call(
 def schema(maker: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> type[BaseModel]:
     """The settings of a part as a pydantic model, from its signature; keys that it lacks are errors."""
     own_init = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)
-    hints = get_type_hints(maker.__init__ if own_init else maker)  # type: ignore[misc]
+    hints = get_type_hints(maker.__init__ if own_init else maker)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(maker).parameters.values():
         if parameter.name not in leave_out:

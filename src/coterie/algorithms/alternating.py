@@ -103,7 +103,9 @@ class Alternating(RoundAlgorithm):
         finite = np.where(np.isnan(losses), np.inf, losses)
         best = int(np.argmin(finite[answered].min(axis=2).mean(axis=0))) if answered.any() else 0
         chosen = np.where(
-            answered, np.asarray(tasks.lowest(losses))[:, best], np.asarray(state.assignment)[best]
+            answered,
+            np.asarray(tasks.lowest(jnp.asarray(losses)))[:, best],
+            np.asarray(state.assignment)[best],
         )
         return Clustering(
             ids=federation.ids,

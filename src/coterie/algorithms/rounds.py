@@ -136,6 +136,7 @@ class RoundAlgorithm:
         self.check(federation.clients)
         watch = observer or Unobserved()
         state, logs = watch.resume(self.start(federation, learner, keys.purpose(seed, "init")))
+        state = federation.place(state)
         steps = self._steps(federation, seed)
         before = np.array(state.assignment)
         # always the same chunks, so that a resumed run repeats the very programs of an uninterrupted one
@@ -161,7 +162,8 @@ class RoundAlgorithm:
 
     def _advance(self, federation: Federation, state: State, steps: Step) -> tuple[State, Outcome]:
         if federation.traceable:
-            return _compiled(self, federation, state, steps)
+            advanced: tuple[State, Outcome] = _compiled(self, federation, state, steps)
+            return advanced
         count = steps.round.shape[0]
         outcomes = []
         for t in range(count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.console import Console
 
 import coterie
 from coterie.cli.tables import show_summary
-from coterie.errors import CoterieError
+from coterie.errors import ConfigError, CoterieError
 from coterie.run.config import DEFAULTS, Experiment, Section
 from coterie.run.execute import execute
 from coterie.run.folder import RunFolder
@@ -37,6 +38,12 @@ def _clear_errors() -> Iterator[None]:
         yield
     except CoterieError as error:
         print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # a path that may not even be looked at
+        print(f"error: {error.filename}: {error.strerror}.", file=sys.stderr)
         raise typer.Exit(2) from None
 
 
@@ -88,6 +95,10 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    checkpoint_every: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds between checkpoints: what is lost at most when interrupted."),
+    ] = 5.0,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Run an experiment: find groups, train one model per group, compare with one model for all and one each.
@@ -96,18 +107,21 @@ def run(
     that was interrupted, however it happened, continues with `--resume --out FOLDER` and ends the same.
     """
     with _clear_errors():
+        if resume and overwrite:
+            raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them.")
         options = _options(
             algorithm, k, rounds, n_init, participation, data, clients, seed, baselines, set_ or []
         )
         content = _merged(config, options, resume, out)
         experiment = Experiment.read(content)
-        folder = RunFolder(out or Path("runs") / _name(experiment))
+        folder = RunFolder(out or _default_out(experiment))
         console = Console(stderr=True)
         execute(
             experiment,
             folder,
             resume=resume,
             overwrite=overwrite,
+            checkpoint_every=checkpoint_every,
             progress=partial(bar if console.is_terminal else lines, console),
         )
         summary = summarise(folder.path)
@@ -142,7 +156,7 @@ def _options(
 ) -> list[tuple[str, Any]]:
     """The options that were given, as (key in the experiment file, value)."""
     share = None if participation is None else _value(participation)
-    names = None if baselines is None else [] if baselines == "none" else baselines.split(",")
+    names = None if baselines is None else [] if baselines == "none" else re.split(r"\s*,\s*", baselines)
     given = {
         "algorithm.name": algorithm,
         "data.name": data,
@@ -154,24 +168,33 @@ def _options(
         "seed": seed,
         "baselines": names,
     }
-    from_set = [(key.strip(), _value(value)) for key, _, value in (text.partition("=") for text in others)]
-    return [(key, value) for key, value in given.items() if value is not None] + from_set
+    return [(key, value) for key, value in given.items() if value is not None] + list(map(_setting, others))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals:
+        raise ConfigError(f"--set takes KEY=VALUE, such as local.lr=0.05, not {text!r}.")
+    return key, _value(value)
 
 
 def _merged(config: Path | None, options: list[tuple[str, Any]], resume: bool, out: Path | None) -> Section:
-    """The experiment file (the folder's own, when resuming without one; else the defaults) with options on top."""
+    """The experiment file (else the folder's own, when resuming, or the defaults) with options on top."""
     if config is not None:
         content = Experiment.from_file(config)
-    elif resume and out is not None and RunFolder(out).exists:
-        content = RunFolder(out).experiment().model_dump(mode="json", exclude_none=True)
     else:
-        content = {}
+        folder = RunFolder(out or _default_out(Experiment()))
+        # where nothing else says what to run, a folder without a run is a mistake
+        known = resume and (folder.exists if out and options else not options)
+        content = folder.experiment().model_dump(exclude_none=True) if known else {}
     for key, value in options:
         section, _, name = key.rpartition(".")
         if not section:
             content[key] = value
             continue
         current = content.get(section, DEFAULTS.get(section, {}))
+        if not isinstance(current, dict):
+            continue  # not a section: refused below by its key
         if name == "name" and current.get("name") != value:
             # another part: settings of the former one mean nothing to it
             defaults = DEFAULTS.get(section, {})
@@ -188,8 +211,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _name(experiment: Experiment) -> str:
-    return f"{experiment.algorithm['name']}-{experiment.data['name']}-{experiment.seed}"
+def _default_out(experiment: Experiment) -> Path:
+    return Path("runs") / f"{experiment.algorithm['name']}-{experiment.data['name']}-{experiment.seed}"
 
 
 def main() -> None:

@@ -34,12 +34,12 @@ def show_summary(console: Console, summary: Summary) -> None:
             f"{row.seconds:.1f}",
         )
     console.print(table)
-    if summary.matrix is not None:
+    if summary.matrix:
         console.print(_matrix(summary))
 
 
 def _matrix(summary: Summary) -> Table:
-    assert summary.matrix is not None
+    assert summary.matrix
     table = Table(title="Clients by group", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
     for j in range(len(summary.matrix[0])):

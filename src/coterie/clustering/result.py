@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -163,7 +162,7 @@ class Clustering:
     def save(self, folder: str | Path) -> None:
         """Write to a folder: models as safetensors, the rest as JSON."""
         folder = Path(folder)
-        arrays = {f"models.{name}": leaf for name, leaf in stacked.named(self.models).items()}
+        arrays: dict[str, Any] = {f"models.{name}": leaf for name, leaf in stacked.named(self.models).items()}
         if self.losses is not None:
             arrays["losses"] = self.losses
         lines = "".join(log.to_line() + "\n" for log in self.history.logs)
@@ -221,4 +220,4 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
             provenance=content["provenance"],
         )
     except (LookupError, AttributeError, TypeError, ValueError, OSError, StopIteration) as error:
-        raise RunFolderError(f"{folder} is damaged: {error!r}.") from error
+        raise RunFolderError(f"{folder} is damaged: {type(error).__name__}: {error}.") from error

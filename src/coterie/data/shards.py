@@ -32,7 +32,8 @@ class Spec:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Spec:
         """The inverse of `dataclasses.asdict` followed by JSON, which has no tuples."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        return cls(**plain)
 
     def example(self) -> np.ndarray:
         """A batch of one blank example, for creating a model: shape (1, *x_shape)."""

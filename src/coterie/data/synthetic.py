@@ -77,12 +77,15 @@ def mixed_regression(
 
 
 def _parameters(k: int, dim: int, kind: str, scale: float, rng: np.random.Generator) -> np.ndarray:
+    theta: np.ndarray
     if kind == "gaussian":
-        return scale * rng.standard_normal((k, dim)) / np.sqrt(dim)
+        theta = rng.standard_normal((k, dim)) / np.sqrt(dim)
+        return scale * theta
     if kind == "bernoulli":
         theta = rng.integers(0, 2, (k, dim)).astype(float)
         while not theta.any(axis=1).all():  # a model of zeros has no norm to rescale
             blank = ~theta.any(axis=1)
             theta[blank] = rng.integers(0, 2, (int(blank.sum()), dim))
-        return scale * theta / np.linalg.norm(theta, axis=1, keepdims=True)
+        theta /= np.linalg.norm(theta, axis=1, keepdims=True)
+        return scale * theta
     raise SettingError(f"parameters must be 'gaussian' or 'bernoulli', not {kind!r}.")

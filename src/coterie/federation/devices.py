@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +17,10 @@ def local_devices() -> list[Any]:
     shares of the clients side by side: `benchmarks/cohort.py` prints what that gains. The number can only be
     set before JAX has started; a number that the user has set is left alone.
     """
-    unset = jax.config.jax_num_cpu_devices == -1 and "host_platform_device_count" not in os.environ.get(
-        "XLA_FLAGS", ""
-    )
-    if unset:
-        try:
+    chosen = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not chosen and getattr(jax.config, "jax_num_cpu_devices", 1) == -1:
+        with contextlib.suppress(RuntimeError):  # JAX has started already: its devices are what they are
             jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
-        except RuntimeError:
-            pass  # JAX has started already: its devices are what they are
     return list(jax.local_devices())
 
 

@@ -20,7 +20,7 @@ from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.tasks import Reply, Task, carry_out
 
-CANDIDATES = {"cpu": (1, 4, 16, 64)}
+CPU_CANDIDATES = (1, 4, 16, 64)
 ACCELERATOR_CANDIDATES = (1, 16, 128, 1024)
 
 
@@ -178,24 +178,21 @@ class Program:
         if sum(c * (w * example + value) for c, w in zip(counts, widths, strict=True)) < tuning.SMALL:
             return counts
         platform = jax.default_backend()
-        candidates = CANDIDATES.get(platform, ACCELERATOR_CANDIDATES)
+        candidates: tuple[int, ...] = CPU_CANDIDATES if platform == "cpu" else ACCELERATOR_CANDIDATES
         count = min(counts[main], max(candidates))
         candidates = tuple(sorted({min(c, count) for c in candidates}))
 
         sample = jax.eval_shape(lambda: _some(shares[main], count))
         inputs = learner, broadcast, jax.random.key(0), sample
-        question = f"{self} {platform} {jax.devices()[0].device_kind} {jax.__version__} {devices} " + str(
-            jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
-        )
+        shapes = jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
+        task = f"{self.task.__module__}.{self.task.__qualname__} {self.reduce} {self.replicas}"
+        question = f"{task} {shapes} {devices} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
 
         def program(batch: int) -> Any:
-            arguments = tuning.stand_in(inputs)
-            arguments[-1] = eqx.tree_at(lambda s: s.size, arguments[-1], jnp.full(count, widths[main]))
-
             def once(learner: Learner, broadcast: PyTree, key: Any, share: Share) -> Any:
                 return self.run(learner, broadcast, key, share, batch, self.start(shape))
 
-            return partial(jax.jit(once), *arguments)
+            return partial(jax.jit(once), *tuning.stand_in(inputs))
 
         best = tuning.fastest(question, candidates, program)
         return [max(1, best * widths[main] // width) for width in widths]
@@ -203,18 +200,9 @@ class Program:
 
 def _some(share: Share, count: int) -> Share:
     """A share's first clients, as if they were all there is."""
-    rows = Share(
-        share.x[:count],
-        share.y[:count],
-        share.size[:count],
-        share.token[:count],
-        None,
-        share.place,
-        share.each,
-    )
-    return eqx.tree_at(
-        lambda s: (s.place, s.each), rows, (jnp.arange(count), jax.tree.map(lambda a: a[:count], share.each))
-    )
+    first = jax.tree.map(lambda a: a[:count], (share.x, share.y, share.size, share.token, share.each))
+    x, y, size, token, each = first
+    return Share(x, y, size, token, None, jnp.arange(count), each)
 
 
 def bytes_of(tree: PyTree) -> int:

@@ -87,6 +87,10 @@ class Federation(Protocol):
         """Whether whole rounds can be compiled; otherwise they run on the host, ask by ask."""
         ...
 
+    def place(self, state: PyTree) -> PyTree:
+        """The server's state where rounds leave it, so that the first one compiles as all others do."""
+        ...
+
     def with_learner(self, learner: Learner) -> Federation:
         """The same clients, knowing how to do what the learner says."""
         ...

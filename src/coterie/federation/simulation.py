@@ -157,6 +157,10 @@ class Simulation:
         classifies = self._learner is not None and losses.named(self._learner.loss) is losses.cross_entropy
         return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
 
+    def place(self, state: PyTree) -> PyTree:
+        grid = self._settings.mesh
+        return jax.device_put(state, self._device if grid is None else NamedSharding(grid, P()))
+
     def with_learner(self, learner: Learner) -> Simulation:
         new = self.tree_unflatten(self._settings, (self._rows, learner.for_data(self.spec)))
         new._shards, new._device = self._shards, self._device
@@ -192,7 +196,8 @@ class Simulation:
             raise SettingError("these clients have no learner yet: use simulation.with_learner(learner).")
         key = jax.random.key(0) if key is None else key
         if self.traceable:
-            return _ask(self, task, reduce, replicas, broadcast, each, clients, key)
+            answers: Answers = _ask(self, task, reduce, replicas, broadcast, each, clients, key)
+            return answers
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
         if self._settings.debug:
             program = Program(task, reduce, replicas, self._settings.drop, len(positions))
@@ -239,7 +244,7 @@ def _check(batch: int | str, precision: str | None, drop: float) -> None:
         raise SettingError(f"drop must be a probability below 1, not {drop}.")
 
 
-def _put(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Array:
+def _put(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Any:
     if grid is None:
         return jax.device_put(np.asarray(array), device)
     blank = -len(array) % grid.size

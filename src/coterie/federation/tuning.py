@@ -45,8 +45,9 @@ def fastest(question: str, candidates: Sequence[int], run: Callable[[int], Calla
     """The candidate whose program `run(candidate)()` takes least time, remembered under `question`."""
     name = hashlib.blake2b(question.encode(), digest_size=12).hexdigest()
     if name not in _chosen:
-        known = next((content[name] for content in map(_read, _files()) if name in content), None)
-        if known not in candidates:
+        notes = [content[name] for content in map(_read, _files()) if name in content]
+        known = next((int(choice) for choice in notes if choice in candidates), 0)
+        if not known:
             # tracing may be under way around us: what we time must run now, for real
             with jax.ensure_compile_time_eval():
                 known = min(candidates, key=lambda c: _seconds(run(c)))

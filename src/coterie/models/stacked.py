@@ -66,8 +66,8 @@ def from_matrix(matrix: Any, like: PyTree) -> PyTree:
 
 def given(models: Any, like: PyTree) -> PyTree:
     """Models that a user gave, as a stacked pytree or as a matrix, checked against one model's shapes."""
-    wanted = jax.tree.structure(like)
-    if jax.tree.structure(models) == wanted and not (eqx.is_array_like(models) and np.ndim(models) == 2):
+    alike = bool(jax.tree.structure(models) == jax.tree.structure(like))  # type: ignore[operator]
+    if alike and not (eqx.is_array_like(models) and np.ndim(models) == 2):
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(models)]
         if shapes != [(*shapes[0][:1], *leaf.shape) for leaf in jax.tree.leaves(like)] or () in shapes:
             raise SettingError(

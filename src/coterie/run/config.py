@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,30 +45,40 @@ class Experiment(BaseModel):
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Experiment:
         """Validate the content of an experiment file; the first problem is named by its key."""
+        for kind in ("data", "model", "local", "algorithm", "simulation"):
+            if kind in content and not isinstance(content[kind], Mapping):
+                raise ConfigError(f"{kind}: must be a section, [{kind}] in a file, not {content[kind]!r}.")
         try:
             experiment = cls.model_validate(dict(content))
         except ValidationError as error:
             raise ConfigError(registry.explain(error)) from None
+        # settings as their types have them, so that `lr = 1` and `lr = 1.0` are the same experiment
+        checked: dict[str, Any] = {"simulation": experiment.simulation_settings()}
         for kind in ("data", "model", "local", "algorithm"):
             section = getattr(experiment, kind)
             if section is not None:
-                if not isinstance(section.get("name"), str):
+                name = section.get("name")
+                if name is None:
                     raise ConfigError(f"{kind}.name: this setting is required.")
-                registry.validate(kind, section["name"], settings_of(section))
-        registry.validate_call(
-            "simulation", Simulation, experiment.simulation, leave_out=("shards", "devices")
-        )
+                _choice(f"{kind}.name", name, registry.PARTS[kind])
+                checked[kind] = {"name": name, **registry.validate(kind, name, settings_of(section))}
         for name in experiment.baselines:
-            registry.part("algorithm", name)
-        if experiment.loss is not None and experiment.loss not in NAMED:
-            raise ConfigError(f"loss: there is no {experiment.loss!r}; choose one of {', '.join(NAMED)}.")
+            _choice("baselines", name, registry.PARTS["algorithm"])
+        if experiment.loss is not None:
+            _choice("loss", experiment.loss, NAMED)
+        for key, seed in (("seed", experiment.seed), ("data.seed", checked["data"].get("seed", 0))):
+            if not 0 <= seed < 2**63:
+                raise ConfigError(f"{key}: must be a whole number from 0 to 2**63 - 1, not {seed}.")
+        experiment = experiment.model_copy(update=checked)
+        for name in experiment.baselines:
+            experiment.baseline(name)
         return experiment
 
     @classmethod
     def from_file(cls, path: Path) -> Section:
         """The content of an experiment file, not yet validated."""
         try:
-            return tomllib.loads(path.read_text())
+            return tomllib.loads(path.read_text("utf-8"))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -102,15 +112,27 @@ class Experiment(BaseModel):
         """The algorithm."""
         return registry.build("algorithm", self.algorithm["name"], settings_of(self.algorithm))
 
+    def simulation_settings(self) -> Section:
+        """The settings of the simulation, checked."""
+        return registry.validate_call(
+            "simulation", Simulation, self.simulation, leave_out=("shards", "devices")
+        )
+
     def baseline(self, name: str) -> Experiment:
         """The same experiment with another algorithm, given the same rounds."""
         mine = registry.schema(registry.part("algorithm", name)).model_fields
         shared = {key: value for key, value in self.algorithm.items() if key in mine and key != "name"}
+        try:
+            registry.validate("algorithm", name, shared)
+        except ConfigError as error:
+            raise ConfigError(
+                f"baselines: {name} lacks settings that {self.algorithm['name']} does not have: {error}"
+            ) from error
         return self.model_copy(update={"algorithm": {"name": name, **shared}, "baselines": ()})
 
     def to_toml(self) -> str:
         """As an experiment file."""
-        content = self.model_dump(mode="json", exclude_none=True)
+        content = self.model_dump(exclude_none=True)
         top = [f"{key} = {_toml(value)}" for key, value in content.items() if not isinstance(value, dict)]
         sections = [
             "\n".join([f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())])
@@ -118,6 +140,11 @@ class Experiment(BaseModel):
             if isinstance(section, dict) and section
         ]
         return "\n\n".join(["\n".join(top), *sections]) + "\n"
+
+
+def _choice(key: str, name: Any, choices: Collection[str]) -> None:
+    if not isinstance(name, str) or name not in choices:
+        raise ConfigError(f"{key}: there is no {name!r}; choose one of {', '.join(choices)}.")
 
 
 def settings_of(section: Section) -> Section:
@@ -130,6 +157,8 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, str):
         return '"' + "".join(_escaped(c) for c in value) + '"'
     return repr(value)
@@ -138,15 +167,16 @@ def _toml(value: Any) -> str:
 def _escaped(character: str) -> str:
     if character in '"\\':
         return "\\" + character
-    return character if character.isprintable() else f"\\u{ord(character):04x}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
 
 
 def difference(old: Experiment, new: Experiment) -> str | None:
     """The first setting in which two experiments differ, in words; None if they are the same."""
-    a, b = (_flat(e.model_dump(mode="json")) for e in (old, new))
+    a, b = (_flat(e.model_dump()) for e in (old, new))
     for key in {**a, **b}:
-        if a.get(key) != b.get(key):
-            theirs, ours = ("not set" if e.get(key) is None else f"{e[key]!r}" for e in (a, b))
+        # as they are written: a participation of 1 is one client, of 1.0 all of them
+        theirs, ours = ("not set" if e.get(key) is None else _toml(e[key]) for e in (a, b))
+        if theirs != ours:
             return f"its {key} is {theirs}, here it is {ours}"
     return None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie import registry, storage
+from coterie import storage
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data.federated import Federated
 from coterie.evaluate import metrics
@@ -27,30 +27,32 @@ def execute(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    checkpoint_every: float = 5.0,
     progress: Progress | None = None,
 ) -> Clustering:
     """Run an experiment and its baselines.
 
-    What a folder already holds of this experiment is not computed again with `resume`. `progress(name,
-    rounds)` gives a context in which rounds are shown.
+    What a folder already holds of this experiment is not computed again with `resume`. The state is kept
+    every `checkpoint_every` seconds, which changes no result. `progress(name, rounds)` gives a context in
+    which rounds are shown.
     """
     data = experiment.make_data()
     experiment = experiment.decided(data)
+    baselines = [
+        (folder.baseline(name), experiment.baseline(name))
+        for name in experiment.baselines
+        if name != experiment.algorithm["name"]
+    ]
     # an impossible setting should be heard of before the folder is touched
     experiment.make_learner().for_data(data.train.spec)
-    experiment.make_algorithm().check(len(data.train))
+    for each in (experiment, *(baseline for _, baseline in baselines)):
+        each.make_algorithm().check(len(data.train))
+    federation = Simulation(data.train, **experiment.simulation_settings())
     folder.claim(experiment, resume, overwrite)
-    simulation = registry.validate_call(
-        "simulation", Simulation, experiment.simulation, ("shards", "devices")
-    )
-    federation = Simulation(data.train, **simulation)
-    found = _one(experiment, data, federation, folder, progress)
-    for name in experiment.baselines:
-        if name != experiment.algorithm["name"]:
-            part = folder.baseline(name)
-            baseline = experiment.baseline(name)
-            part.claim(baseline, resume=True, overwrite=False)
-            _one(baseline, data, federation, part, progress)
+    found = _one(experiment, data, federation, folder, checkpoint_every, progress)
+    for part, baseline in baselines:
+        part.claim(baseline, resume=True, overwrite=False)
+        _one(baseline, data, federation, part, checkpoint_every, progress)
     return found
 
 
@@ -59,6 +61,7 @@ def _one(
     data: Federated,
     federation: Simulation,
     folder: RunFolder,
+    checkpoint_every: float,
     progress: Progress | None,
 ) -> Clustering:
     algorithm = experiment.make_algorithm()
@@ -76,7 +79,7 @@ def _one(
                     federation,
                     experiment.make_learner(),
                     seed=experiment.seed,
-                    observer=Recorder(folder, show),
+                    observer=Recorder(folder, show, checkpoint_every),
                 )
             found.save(folder.path)
         if not (folder.path / EVALUATION).exists():
@@ -85,16 +88,16 @@ def _one(
 
 
 def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
-    """How good a clustering is, as plain values: on held-out examples, on unseen clients, against the truth."""
+    """How good a clustering is, as plain values: on held-out examples, unseen clients, against the truth."""
     k = stacked.count(found.models)
     clusters = k < len(data.train)  # one model per client is not a grouping to compare with the truth
-    known = clusters and data.truth is not None
+    truth = data.truth if clusters else None
     comparable = data.models is not None and k == len(data.models)
     return {
         "data": data.name,
         "truth": None if data.truth is None else data.truth.tolist(),
-        "misclustering": metrics.misclustering(found.assignment, data.truth) if known else None,
-        "adjusted_rand": metrics.adjusted_rand(found.assignment, data.truth) if known else None,
+        "misclustering": None if truth is None else metrics.misclustering(found.assignment, truth),
+        "adjusted_rand": None if truth is None else metrics.adjusted_rand(found.assignment, truth),
         "parameter_distance": metrics.parameter_distance(found.models, data.models) if comparable else None,
         "test": None if data.test is None else _plain(found.evaluate(data.test)),
         "unseen": None if data.unseen is None else _plain(found.evaluate(data.unseen)),

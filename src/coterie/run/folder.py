@@ -12,9 +12,9 @@ report.html             made by `coterie report`
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -27,13 +27,15 @@ from coterie.errors import ConfigError, RunFolderError, SettingError
 from coterie.models import stacked
 from coterie.run.config import Experiment, difference
 
-EXPERIMENT, CHECKPOINT, EVALUATION, BATCH = (
+EXPERIMENT, CHECKPOINT, EVALUATION, BATCH, BASELINES = (
     "experiment.toml",
     "checkpoint.safetensors",
     "evaluation.json",
     "batch.json",
+    "baselines",
 )
-OURS = (EXPERIMENT, CHECKPOINT, EVALUATION, BATCH, result.ROUNDS, result.FILE, result.MODELS, "report.html")
+# in the order in which they are removed: the experiment last, so that remains never pass for another's run
+OURS = (CHECKPOINT, EVALUATION, BATCH, result.FILE, result.MODELS, result.ROUNDS, "report.html", EXPERIMENT)
 Show = Callable[[list[RoundLog], int], None]
 
 
@@ -73,19 +75,34 @@ class RunFolder:
                 )
             if not resume:
                 raise RunFolderError(
-                    f"{self.path} already holds this run: continue it with --resume or replace it with --overwrite."
+                    f"{self.path} already holds this run: "
+                    "continue it with --resume or replace it with --overwrite."
                 )
+        elif any((self.path / name).exists() for name in OURS):
+            raise RunFolderError(
+                f"{self.path} holds files of a run but no {EXPERIMENT}: "
+                "choose another --out, or replace them with --overwrite."
+            )
         storage.write_text(self.path / EXPERIMENT, experiment.to_toml())
 
     def _clear(self) -> None:
         """Remove what a run has written, and nothing else."""
+        baselines = self.path / BASELINES
+        for part in filter(Path.is_dir, sorted(baselines.glob("*"))):
+            RunFolder(part)._clear()
+            _remove_if_empty(part)
+        _remove_if_empty(baselines)
         with storage.writing(self.path):
             for name in OURS:
                 (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self.path / "baselines", ignore_errors=True)
 
     def baseline(self, name: str) -> RunFolder:
-        return RunFolder(self.path / "baselines" / name)
+        return RunFolder(self.path / BASELINES / name)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 class Recorder:
@@ -112,16 +129,22 @@ class Recorder:
                 state = stacked.from_named(storage.read_arrays(self._checkpoint), state)
             except (SafetensorError, KeyError, ValueError, SettingError) as error:
                 raise RunFolderError(
-                    f"{self._checkpoint} does not fit this experiment ({error}): start again with --overwrite."
+                    f"{self._checkpoint} does not fit this experiment ({error}): "
+                    "start again with --overwrite."
                 ) from error
-        lines = self._rounds.read_text().splitlines()[:done] if self._rounds.exists() else []
-        if len(lines) < done:
+        # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
+        lines = self._rounds.read_bytes().splitlines()[:done] if self._rounds.exists() else []
+        try:
+            logs = [RoundLog.from_line(line.decode()) for line in lines]
+        except (TypeError, ValueError) as error:
+            raise RunFolderError(
+                f"{self._rounds} is damaged ({error}): start again with --overwrite."
+            ) from error
+        if len(logs) < done:
             raise RunFolderError(
                 f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
             )
-        # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
-        storage.write_text(self._rounds, "".join(line + "\n" for line in lines))
-        logs = [RoundLog.from_line(line) for line in lines]
+        storage.write_text(self._rounds, "".join(log.to_line() + "\n" for log in logs))
         if logs:
             self._show(logs, done)
         return state, logs

@@ -24,7 +24,7 @@ def status(log: RoundLog) -> tuple[str, str]:
     """Loss and cluster sizes of the best restart so far, in words."""
     best = int(np.argmin([np.inf if np.isnan(x) else x for x in log.loss]))
     sizes = log.sizes[best]
-    shown = " ".join(map(str, sizes)) if len(sizes) <= 8 else f"{len(sizes)} clusters"
+    shown = f"clusters {' '.join(map(str, sizes))}" if len(sizes) <= 8 else f"{len(sizes)} clusters"
     return f"{log.loss[best]:.4f}", shown
 
 
@@ -43,12 +43,12 @@ def bar(console: Console, name: str, rounds: int) -> Iterator[Show]:
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]}"),
-        TextColumn("clusters {task.fields[sizes]}"),
+        TextColumn("{task.fields[sizes]}"),
         TextColumn("{task.fields[rate]} rounds/s"),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(name, total=rounds, loss="–", sizes="–", rate="–")
+        task = progress.add_task(name, total=rounds, loss="–", sizes="clusters –", rate="–")
 
         def show(logs: list[RoundLog], done: int) -> None:
             loss, sizes = status(logs[-1])
@@ -65,7 +65,7 @@ def lines(console: Console, name: str, rounds: int) -> Iterator[Show]:
     def show(logs: list[RoundLog], done: int) -> None:
         if done // every > (done - len(logs)) // every or done == rounds:
             loss, sizes = status(logs[-1])
-            line = f"{name}: round {done}/{rounds}, loss {loss}, clusters {sizes}, {rate(logs)} rounds/s"
+            line = f"{name}: round {done}/{rounds}, loss {loss}, {sizes}, {rate(logs)} rounds/s"
             console.print(line, soft_wrap=True, highlight=False)
 
     yield show

@@ -10,8 +10,9 @@ import numpy as np
 
 from coterie import storage
 from coterie.clustering import load
+from coterie.errors import RunFolderError
 from coterie.evaluate.matching import best_match, contingency
-from coterie.run.folder import EVALUATION, RunFolder
+from coterie.run.folder import BASELINES, EVALUATION, RunFolder
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,29 @@ def summarise(path: str | Path) -> Summary:
     folder = RunFolder(path)
     found = load(folder.path)
     result = storage.read_json(folder.path / EVALUATION)
-    parts = [folder, *(RunFolder(p) for p in sorted((folder.path / "baselines").glob("*")))]
-    order, matrix = ordered_matrix(found.assignment, result["truth"])
-    return Summary(
-        result["data"], len(found.ids), tuple(_row(part) for part in parts if part.finished), order, matrix
-    )
+    parts = [folder, *(RunFolder(p) for p in sorted((folder.path / BASELINES).glob("*")))]
+    try:
+        order, matrix = ordered_matrix(found.assignment, result["truth"])
+        rows = tuple(_row(part) for part in parts if part.finished)
+        return Summary(result["data"], len(found.ids), rows, order, matrix)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise RunFolderError(f"the {EVALUATION} in {folder.path} is damaged: {error!r}.") from error
 
 
 def ordered_matrix(
     assignment: np.ndarray, truth: list[int] | None
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
-    """Clients by found and true group, rows ordered so that the best match lies on the diagonal."""
+    """Clients by found and true group, rows ordered so that the best match lies on the diagonal.
+
+    A cluster without clients has no row.
+    """
     if truth is None:
         return tuple(np.unique(assignment[assignment >= 0]).tolist()), None
     table = contingency(assignment, np.asarray(truth))
     rows, columns = best_match(table)
     matched = rows[np.argsort(columns)]
-    rest = [j for j in range(len(table)) if j not in matched and table[j].any()]
-    order = [*matched.tolist(), *rest]
+    rest = [j for j in range(len(table)) if j not in matched]
+    order = [j for j in (*matched.tolist(), *rest) if table[j].any()]
     return tuple(order), tuple(tuple(table[j].tolist()) for j in order)
 
 

@@ -1,0 +1,287 @@
+"""The engine: what is asked is answered right, however clients are batched, spread, or stored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coterie as ct
+from coterie.aggregate import Mean
+from coterie.errors import ClientError, LearnerError, SettingError
+from coterie.federation import simulation as engine
+from coterie.learn import tasks
+from coterie.learn.tasks import Reply
+from coterie.models import stacked
+
+DIM, K = 5, 3
+SIZES = [1, 7, 2, 30, 4, 12, 3, 9, 16, 5]
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, epochs=2, batch_size=4, momentum=0.5))
+
+
+@pytest.fixture(scope="module")
+def shards():
+    return ct.data.mixed_regression(k=2, clients=len(SIZES), examples=SIZES, dim=DIM, noise=0.3, seed=3).train
+
+
+@pytest.fixture(scope="module")
+def models():
+    return jnp.asarray(np.random.default_rng(0).standard_normal((K, DIM)), jnp.float32)
+
+
+def of(shards, **settings):
+    return ct.Simulation(shards, **{"batch": 2, **settings}).with_learner(LEARNER)
+
+
+def as_models(matrix):
+    return stacked.from_matrix(matrix, LEARNER.for_data(SPEC).shapes(SPEC))
+
+
+SPEC = ct.data.Spec((DIM,), "float32", (), "float32")
+
+
+def broadcast(models, replicas=None):
+    content = {"models": as_models(models), "round": jnp.asarray(2), "by_examples": jnp.asarray(True)}
+    if replicas is None:
+        return content
+    return jax.tree.map(lambda a: jnp.stack([a * (1 + r) for r in range(replicas)]).astype(a.dtype), content)
+
+
+def train(simulation, models, **options):
+    return simulation.ask(
+        tasks.choose_and_train, broadcast(models), key=jax.random.key(7), **{"reduce": Mean(K), **options}
+    )
+
+
+def assert_same(a, b, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def test_losses_are_each_clients_own_mean(shards, models):
+    answers = of(shards).ask(tasks.losses, {"models": as_models(models)})
+    expected = [[np.mean((y - x @ theta) ** 2) for theta in np.asarray(models)] for x, y in shards]
+    np.testing.assert_allclose(answers.report["losses"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(answers.clients, np.arange(len(SIZES)))
+    assert np.asarray(answers.answered).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch": 1},
+        {"batch": 3},
+        {"batch": 100},
+        {"batch": "auto"},
+        {"devices": 1},
+        {"devices": 2},
+        {"resident": False},
+        {"debug": True},
+    ],
+    ids=str,
+)
+def test_results_do_not_depend_on_how_clients_are_computed(shards, models, settings):
+    if "devices" in settings:
+        settings = {"devices": jax.local_devices()[: settings["devices"]]}
+    plain = of(shards)
+    other = of(shards, **settings)
+    assert_same(train(plain, models), train(other, models))
+    chosen = np.array([8, 1, 3, 4])
+    assert_same(
+        train(plain, models, clients=plain.select(chosen), reduce=None),
+        train(other, models, clients=other.select(chosen), reduce=None),
+    )
+
+
+def test_blocks_smaller_than_a_bucket_give_the_same(shards, models, monkeypatch):
+    monkeypatch.setattr("coterie.federation.streaming.BLOCK_BYTES", 2 * 16 * (DIM + 1) * 4)
+    assert_same(train(of(shards), models), train(of(shards, resident=False), models))
+
+
+def test_memory_mapped_shards_can_stay_on_disk(shards, models, tmp_path):
+    shards.save(tmp_path)
+    on_disk = ct.Shards.open(tmp_path)
+    assert isinstance(on_disk.buckets[0].x, np.memmap)
+    assert_same(train(of(shards), models), train(of(on_disk, resident=False), models))
+
+
+def test_reduction_equals_the_sum_of_the_replies(shards, models):
+    simulation = of(shards)
+    single = train(simulation, models, reduce=None)
+    sums = train(simulation, models).value
+    cluster, weight = np.asarray(single.cluster), np.asarray(SIZES, float)
+    values = np.asarray(stacked.to_matrix(single.value))
+    for j in range(K):
+        mine = cluster == j
+        np.testing.assert_allclose(
+            stacked.to_matrix(sums.total)[j], weight[mine] @ values[mine], rtol=1e-4, atol=1e-5
+        )
+        np.testing.assert_allclose(sums.weight[j], weight[mine].sum())
+
+
+def test_replicas_equal_separate_asks(shards, models):
+    simulation = of(shards)
+    content = broadcast(models, replicas=2)
+    both = simulation.ask(
+        tasks.losses, {"models": content["models"]}, key=jax.random.key(1), replicas=2
+    ).report["losses"]
+    for r in range(2):
+        alone = simulation.ask(tasks.losses, {"models": stacked.take(content["models"], r)}).report["losses"]
+        np.testing.assert_allclose(both[:, r], alone, rtol=1e-5)
+
+
+def test_replicas_reduce_separately(shards, models):
+    simulation = of(shards)
+    options = {"key": jax.random.key(1), "replicas": 2}
+    content = broadcast(models, replicas=2)
+    sums = simulation.ask(tasks.choose_and_train, content, reduce=Mean(K), **options).value
+    kept = simulation.ask(tasks.choose_and_train, content, **options)
+    for r in range(2):
+        member = np.eye(K)[np.asarray(kept.cluster)[:, r]] * np.asarray(SIZES)[:, None]
+        values = np.asarray(stacked.to_matrix(stacked.take(kept.value, (slice(None), r))))
+        found = stacked.to_matrix(stacked.take(sums.total, r))
+        np.testing.assert_allclose(found, member.T @ values, rtol=1e-4, atol=1e-4)
+
+
+def test_each_client_gets_its_own_input_and_returns_it_in_order(shards, models):
+    own = as_models(np.random.default_rng(1).standard_normal((len(SIZES), DIM)))
+    simulation = of(shards)
+    answers = simulation.ask(tasks.train, {"round": 0}, each=own, key=jax.random.key(0))
+    losses = [
+        np.mean((y - x @ theta) ** 2) for (x, y), theta in zip(shards, stacked.to_matrix(own), strict=True)
+    ]
+    np.testing.assert_allclose(answers.report["loss"], losses, rtol=1e-4)
+    chosen = np.array([9, 0, 5])
+    some = simulation.ask(
+        tasks.train, {"round": 0}, each=stacked.take(own, chosen), clients=simulation.select(chosen), key=jax.random.key(0)
+    )
+    assert_same(some.value, stacked.take(answers.value, chosen))
+
+
+def test_order_of_clients_changes_nothing(shards, models):
+    order = np.random.default_rng(0).permutation(len(SIZES))
+    a, b = train(of(shards), models, reduce=None), train(of(shards[order]), models, reduce=None)
+    assert_same(stacked.take(a.value, order), b.value)
+    np.testing.assert_array_equal(np.asarray(a.cluster)[order], b.cluster)
+
+
+def test_a_dropped_client_counts_nowhere_and_is_named(shards, models):
+    simulation = of(shards, drop=0.4)
+    answers = train(simulation, models)
+    answered = np.asarray(answers.answered)
+    assert 0 < answered.sum() < len(SIZES)
+    np.testing.assert_allclose(answers.value.weight.sum(), np.asarray(SIZES)[answered].sum())
+    assert_same(answers.value, train(of(shards, drop=0.4, batch=5), models).value)
+    again = simulation.ask(tasks.losses, {"models": as_models(models)}, key=jax.random.key(8)).answered
+    assert (np.asarray(again) != answered).any()
+
+
+def test_simulations_of_equal_shape_share_a_program_and_not_their_data(shards, models):
+    a = of(shards)
+    other = ct.data.mixed_regression(k=2, clients=len(SIZES), examples=SIZES, dim=DIM, seed=4).train
+    first = a.ask(tasks.losses, {"models": as_models(models)})
+    compiled = engine._ask._cache_size()
+    second = of(other).ask(tasks.losses, {"models": as_models(models)})
+    assert engine._ask._cache_size() == compiled
+    assert not np.allclose(first.report["losses"], second.report["losses"])
+
+
+def test_bytes_are_those_of_the_arrays_that_travel(shards, models):
+    answers = train(of(shards), models)
+    assert answers.down == K * DIM * 4 + 4 + 1  # models, round, by_examples
+    assert answers.up == DIM * 4 + 4 + 4 + 4  # model, cluster, weight, loss
+
+
+def memory(simulation, task, **options):
+    arguments = (simulation, task, options.pop("reduce", None), None)
+    program = engine._ask.lower(*arguments, options["broadcast"], None, None, jax.random.key(0))
+    return program.compile().memory_analysis()
+
+
+def big_population(clients, width=256):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((clients, 4, width), dtype=np.float32)
+    return ct.Shards.from_lists(list(x), list(x[..., 0]))
+
+
+@pytest.fixture(scope="module")
+def single_device():
+    return {"devices": jax.local_devices()[:1]}
+
+
+def test_summed_models_need_the_memory_of_one_batch(single_device):
+    """Twice the clients at the same batch: no more memory beyond the data and the small reports."""
+    width, learner = 256, ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=2))
+    needed = {}
+    for clients in (64, 128):
+        simulation = ct.Simulation(big_population(clients), batch=4, **single_device).with_learner(learner)
+        one = simulation._learner.init(jax.random.key(0), simulation.spec)
+        content = {"models": jax.tree.map(lambda a: a[None].repeat(2, 0), one), "round": 0, "by_examples": False}
+        needed[clients] = memory(
+            simulation, tasks.choose_and_train, reduce=Mean(2), broadcast=content
+        ).temp_size_in_bytes
+    per_client_model = width * 4
+    assert needed[128] - needed[64] < 64 * per_client_model / 4
+
+
+def test_broadcast_models_are_evaluated_without_a_copy_per_client(single_device):
+    clients, k, hidden = 128, 4, 64
+    learner = ct.Learner(ct.models.MLP(hidden=(hidden,)), "squared")
+    simulation = ct.Simulation(big_population(clients), batch=clients, **single_device).with_learner(learner)
+    one = simulation._learner.init(jax.random.key(0), simulation.spec)
+    content = {"models": jax.tree.map(lambda a: a[None].repeat(k, 0), one)}
+    copies = clients * k * sum(a.size for a in jax.tree.leaves(one)) * 4
+    assert memory(simulation, tasks.losses, broadcast=content).temp_size_in_bytes < copies / 8
+
+
+def test_heavy_tails_cost_at_most_twice_their_examples():
+    rng = np.random.default_rng(0)
+    sizes = np.clip((2000 / np.arange(1, 401) ** 0.9).astype(int), 2, 2000)
+    shards = ct.Shards.from_lists(
+        [rng.standard_normal((n, 2)) for n in sizes], [rng.standard_normal(n) for n in sizes]
+    )
+    simulation = ct.Simulation(shards, devices=jax.local_devices()[:1])
+    computed = sum(rows.x.shape[0] * rows.x.shape[1] for rows in simulation._rows)
+    assert computed <= 2 * sizes.sum()
+
+
+def stumble(learner, broadcast, each, shard, key):
+    """A task that fails at a client with exactly seven examples."""
+    if shard.x.shape[0] == 7:
+        raise ZeroDivisionError("seven")
+    return Reply(report={"n": shard.size})
+
+
+def poisoned(learner, broadcast, each, shard, key):
+    return Reply(report={"n": jnp.where(shard.size == 12, jnp.nan, 1.0)})
+
+
+def test_debug_mode_names_client_and_task(shards):
+    simulation = of(shards, debug=True)
+    with pytest.raises(ClientError, match=r"client 1 failed in task 'stumble'.*seven"):
+        simulation.ask(stumble)
+    with pytest.raises(ClientError, match=r"client 5 failed in task 'poisoned'.*NaN"):
+        simulation.ask(poisoned)
+
+
+def test_precision_is_explicit_and_recorded(shards):
+    assert of(shards).describe()["precision"] == "float32"
+    assert of(shards, precision="bfloat16").describe()["precision"] == "bfloat16"
+    assert {"device", "devices", "batch", "jax"} <= of(shards).describe().keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"batch": 0}, "batch"), ({"batch": "some"}, "batch"), ({"precision": "int4"}, "precision"), ({"drop": 1.0}, "drop")],
+)
+def test_impossible_settings_are_refused(shards, settings, words):
+    with pytest.raises(SettingError, match=words):
+        ct.Simulation(shards, **settings)
+
+
+def test_asking_needs_a_learner_that_fits_and_clients_that_exist(shards):
+    with pytest.raises(SettingError, match="with_learner"):
+        ct.Simulation(shards).ask(tasks.losses)
+    with pytest.raises(LearnerError, match="cross_entropy needs integer"):
+        ct.Simulation(shards).with_learner(ct.Learner(ct.models.MLP()))
+    with pytest.raises(SettingError, match="between 0 and 9"):
+        of(shards).select(np.array([10]))

@@ -1,0 +1,88 @@
+"""The batch is timed once, remembered, and never guessed twice."""
+
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import coterie as ct
+from coterie.federation import program, tuning
+from coterie.learn import tasks
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuning, "_chosen", {})
+
+
+def candidates_taking(seconds, calls):
+    def run(candidate):
+        def once():
+            calls.append(candidate)
+            time.sleep(seconds[candidate])
+
+        return once
+
+    return run
+
+
+def test_the_fastest_is_chosen_and_remembered_across_processes(monkeypatch):
+    calls = []
+    run = candidates_taking({1: 0.02, 4: 0.001, 16: 0.03}, calls)
+    assert tuning.fastest("question", (1, 4, 16), run) == 4
+    assert set(calls) == {1, 4, 16}
+    calls.clear()
+    assert tuning.fastest("question", (1, 4, 16), run) == 4
+    monkeypatch.setattr(tuning, "_chosen", {})  # as a new process starts
+    assert tuning.fastest("question", (1, 4, 16), run) == 4
+    assert calls == []
+    tuning.fastest("another question", (1, 4), run)
+    assert calls != []
+
+
+def test_a_run_keeps_its_own_choices(tmp_path):
+    calls = []
+    run = candidates_taking({1: 0.0, 4: 0.02}, calls)
+    note = tmp_path / "run" / "batch.json"
+    with tuning.remembered_in(note):
+        assert tuning.fastest("q", (1, 4), run) == 1
+    content = json.loads(note.read_text())
+    note.write_text(json.dumps(dict.fromkeys(content, 4)))
+    with tuning.remembered_in(note):
+        assert tuning.fastest("q", (1, 4), run) == 4
+
+
+def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "batch.json").write_text("{nonsense")
+    run = candidates_taking({1: 0.0, 4: 0.02}, [])
+    assert tuning.fastest("q", (1, 4), run) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(tuning, "_chosen", {})
+    assert tuning.fastest("q", (1, 4), run) == 1
+
+
+def test_auto_times_the_program_itself_even_while_rounds_are_traced(monkeypatch):
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    monkeypatch.setattr(program, "CPU_CANDIDATES", (1, 2))
+    data = ct.data.mixed_regression(k=2, clients=12, examples=[3, 9] * 6, dim=4, seed=0)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=2))
+    timed = ct.IFCA(k=2, rounds=3, n_init=2).fit(ct.Simulation(data.train, batch="auto"), learner)
+    assert len(tuning._chosen) == 2  # choose_and_train, and losses in the end
+    assert set(tuning._chosen.values()) <= {1, 2}  # two clients of the larger bucket on each device
+    fixed = ct.IFCA(k=2, rounds=3, n_init=2).fit(ct.Simulation(data.train, batch=2), learner)
+    for a, b in zip(jax.tree.leaves(timed.models), jax.tree.leaves(fixed.models), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_small_asks_are_not_timed():
+    data = ct.data.mixed_regression(k=2, clients=12, examples=5, dim=4, seed=0)
+    simulation = ct.Simulation(data.train).with_learner(ct.Learner(ct.models.Linear(), "squared"))
+    one = simulation._learner.init(jax.random.key(0), simulation.spec)
+    simulation.ask(tasks.losses, {"models": jax.tree.map(lambda a: a[None], one)})
+    assert tuning._chosen == {}
