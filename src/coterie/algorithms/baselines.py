@@ -42,7 +42,7 @@ class Local(RoundAlgorithm):
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
         one = learner.init(key, federation.spec)
         models = jax.tree.map(lambda a: jnp.broadcast_to(a, (1, federation.clients, *a.shape)), one)
-        return State(models, jnp.arange(federation.clients, dtype=jnp.int32)[None])
+        return State(models, jnp.full((1, federation.clients), -1, jnp.int32))
 
     def round(self, federation: Federation, state: State, step: Step) -> tuple[State, Outcome]:
         asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
@@ -56,9 +56,11 @@ class Local(RoundAlgorithm):
             return kept[None] if step.clients is None else models.at[0, asked].set(kept)
 
         models = jax.tree.map(updated, state.models, answers.value, own)
-        outcome = Outcome.of(answers, answers.report["loss"][:, None], state.assignment)
+        known = jnp.where(answers.answered, asked, state.assignment[0, asked])
+        assignment = state.assignment.at[0, asked].set(known.astype(jnp.int32))
+        outcome = Outcome.of(answers, answers.report["loss"][:, None], assignment)
         # each client trains where its data is: what the simulation moves about never travels
-        return State(models, state.assignment), dataclasses.replace(outcome, down=0, up=0)
+        return State(models, assignment), dataclasses.replace(outcome, down=0, up=0)
 
     def finish(
         self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -83,6 +84,10 @@ class Clustering:
     algorithm: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # a result is used with other clients than those it was found with: not bound to their devices
+        object.__setattr__(self, "models", jax.tree.map(jnp.asarray, jax.device_get(self.models)))
 
     @property
     def k(self) -> int:

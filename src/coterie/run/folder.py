@@ -129,7 +129,7 @@ class Recorder:
                 state = stacked.from_named(storage.read_arrays(self._checkpoint), state)
             except (SafetensorError, KeyError, ValueError, SettingError) as error:
                 raise RunFolderError(
-                    f"{self._checkpoint} does not fit this experiment ({error}): "
+                    f"{self._checkpoint} does not fit this experiment ({str(error).rstrip('.')}): "
                     "start again with --overwrite."
                 ) from error
         # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again

@@ -98,7 +98,7 @@ def human_bytes(count: int) -> str:
     """A number of bytes with a unit."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        if size < 999.95:  # what would round to 1000 belongs to the next unit
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
