@@ -34,7 +34,6 @@ PARTS: dict[str, dict[str, str]] = {
         "mlp": "coterie.models.mlp:MLP",
     },
     "local": {"sgd": "coterie.learn.local:SGD"},
-    "init": {"random": "coterie.initialise.random:Random"},
 }
 
 

@@ -51,7 +51,7 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:

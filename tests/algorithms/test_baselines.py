@@ -34,7 +34,9 @@ def initial(algorithm, data):
 def test_global_is_federated_averaging(data, weight):
     found = ct.Global(rounds=6, weight=weight).fit(data.train, learner(), seed=0)
     everyone = [range(len(SIZES))] * 6
-    expected, _, losses = ifca(clients_of(data), initial(ct.Global, data), 0.05, 3, everyone, 1.0, weight == "examples")
+    expected, _, losses = ifca(
+        clients_of(data), initial(ct.Global, data), 0.05, 3, everyone, 1.0, weight == "examples"
+    )
     np.testing.assert_allclose(stacked.to_matrix(found.models), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose([r.loss for r in found.history], losses, rtol=1e-4)
     assert found.k == 1 and (found.assignment == 0).all()

@@ -176,7 +176,11 @@ def test_history_tells_what_travelled():
 def test_models_may_be_given_as_a_matrix_or_as_a_stack():
     data = population()
     found = ct.IFCA(k=K, rounds=2, init=start()).fit(data.train, learner())
-    again = ct.IFCA(k=K, rounds=2, init=stacked.from_matrix(start(), learner().for_data(data.train.spec).shapes(data.train.spec)))
+    again = ct.IFCA(
+        k=K,
+        rounds=2,
+        init=stacked.from_matrix(start(), learner().for_data(data.train.spec).shapes(data.train.spec)),
+    )
     np.testing.assert_array_equal(matrix(found), matrix(again.fit(data.train, learner())))
     longer = ct.IFCA(k=K, rounds=3, init=found.models).fit(data.train, learner())
     np.testing.assert_allclose(longer.history[0].loss, found.evaluate(data.train).loss, rtol=1e-5)

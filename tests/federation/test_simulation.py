@@ -152,7 +152,11 @@ def test_each_client_gets_its_own_input_and_returns_it_in_order(shards, models):
     np.testing.assert_allclose(answers.report["loss"], losses, rtol=1e-4)
     chosen = np.array([9, 0, 5])
     some = simulation.ask(
-        tasks.train, {"round": 0}, each=stacked.take(own, chosen), clients=simulation.select(chosen), key=jax.random.key(0)
+        tasks.train,
+        {"round": 0},
+        each=stacked.take(own, chosen),
+        clients=simulation.select(chosen),
+        key=jax.random.key(0),
     )
     assert_same(some.value, stacked.take(answers.value, chosen))
 
@@ -215,7 +219,11 @@ def test_summed_models_need_the_memory_of_one_batch(single_device):
     for clients in (64, 128):
         simulation = ct.Simulation(big_population(clients), batch=4, **single_device).with_learner(learner)
         one = simulation._learner.init(jax.random.key(0), simulation.spec)
-        content = {"models": jax.tree.map(lambda a: a[None].repeat(2, 0), one), "round": 0, "by_examples": False}
+        content = {
+            "models": jax.tree.map(lambda a: a[None].repeat(2, 0), one),
+            "round": 0,
+            "by_examples": False,
+        }
         needed[clients] = memory(
             simulation, tasks.choose_and_train, reduce=Mean(2), broadcast=content
         ).temp_size_in_bytes
@@ -271,7 +279,12 @@ def test_precision_is_explicit_and_recorded(shards):
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"batch": 0}, "batch"), ({"batch": "some"}, "batch"), ({"precision": "int4"}, "precision"), ({"drop": 1.0}, "drop")],
+    [
+        ({"batch": 0}, "batch"),
+        ({"batch": "some"}, "batch"),
+        ({"precision": "int4"}, "precision"),
+        ({"drop": 1.0}, "drop"),
+    ],
 )
 def test_impossible_settings_are_refused(shards, settings, words):
     with pytest.raises(SettingError, match=words):

@@ -90,7 +90,9 @@ class Alternating(RoundAlgorithm):
         known = state.assignment[:, answers.clients]
         latest = jnp.where(answers.answered, answers.cluster.T, known)
         assignment = state.assignment.at[:, answers.clients].set(latest)
-        return State(models, assignment), Outcome.of(answers, answers.report["loss"], assignment)
+        return State(models, assignment), Outcome.of(
+            answers, answers.report["loss"], assignment, self.clusters
+        )
 
     def finish(
         self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
@@ -160,6 +162,10 @@ class IFCA(Alternating):
     @property
     def initialiser(self) -> Any:
         return self.init if callable(self.init) else Given(self.init)
+
+    def settings(self) -> dict[str, Any]:
+        default = isinstance(self.init, Random)
+        return super().settings() | ({} if default else {"init": type(self.initialiser).__name__.lower()})
 
     def __hash__(self) -> int:
         # `init` may hold arrays, and no compiled round depends on it

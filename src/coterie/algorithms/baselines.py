@@ -58,7 +58,7 @@ class Local(RoundAlgorithm):
         models = jax.tree.map(updated, state.models, answers.value, own)
         known = jnp.where(answers.answered, asked, state.assignment[0, asked])
         assignment = state.assignment.at[0, asked].set(known.astype(jnp.int32))
-        outcome = Outcome.of(answers, answers.report["loss"][:, None], assignment)
+        outcome = Outcome.of(answers, answers.report["loss"][:, None], assignment, federation.clients)
         # each client trains where its data is: what the simulation moves about never travels
         return State(models, assignment), dataclasses.replace(outcome, down=0, up=0)
 

@@ -48,6 +48,7 @@ class Outcome(eqx.Module):
     loss: Float[Array, " restarts"]
     assignment: Int[Array, "restarts clients"]
     answered: Int[Array, ""]
+    clusters: int = eqx.field(static=True)
     asked: int = eqx.field(static=True)
     down: int = eqx.field(static=True)  # bytes per client asked
     up: int = eqx.field(static=True)  # bytes per client that answered
@@ -58,13 +59,14 @@ class Outcome(eqx.Module):
         answers: Answers,
         loss: Float[Array, "asked restarts"],
         assignment: Int[Array, "restarts clients"],
+        clusters: int,
     ) -> Outcome:
         """The outcome of a round that made one ask; `loss` is what each client asked reported."""
         answered = answers.answered.sum()
         mean = jnp.where(answers.answered[:, None], loss, 0).sum(0) / jnp.maximum(answered, 1)
         # a round in which nobody answered tells nothing of the loss
         mean = jnp.where(answered > 0, mean, jnp.nan)
-        return cls(mean, assignment, answered, len(answers.clients), answers.down, answers.up)
+        return cls(mean, assignment, answered, clusters, len(answers.clients), answers.down, answers.up)
 
 
 class Observer(Protocol):
@@ -231,7 +233,7 @@ def _compiled(algorithm: RoundAlgorithm, federation: Any, state: State, steps: S
 def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float) -> RoundLog:
     now = np.asarray(outcome.assignment)
     changed = now != before
-    clusters = [np.bincount(row[row >= 0]) for row in now]
+    clusters = [np.bincount(row[row >= 0], minlength=outcome.clusters) for row in now]
     return RoundLog(
         round=number,
         loss=[float(value) for value in outcome.loss],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
@@ -26,12 +27,14 @@ class RoundLog:
     seconds: float
 
     def to_line(self) -> str:
-        """As one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """As one line of JSON, which knows no NaN: a loss that is none is null."""
+        loss = [value if math.isfinite(value) else None for value in self.loss]
+        return json.dumps({**asdict(self), "loss": loss}, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_line(cls, line: str) -> RoundLog:
-        return cls(**json.loads(line))
+        content = json.loads(line)
+        return cls(**{**content, "loss": [math.nan if value is None else value for value in content["loss"]]})
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,9 @@ class Clustering:
         return np.bincount(self.assignment[self.assignment >= 0], minlength=stacked.count(self.models))
 
     def assign(self, clients: Shards | Federation) -> Int[np.ndarray, " clients"]:
-        """The cluster of each of the given clients: the model of lowest loss on its shard."""
-        return np.asarray(tasks.lowest(jnp.asarray(self.losses_on(clients))))
-
-    def losses_on(self, clients: Shards | Federation) -> Float[np.ndarray, "clients k"]:
-        """The loss of every model on the shard of every given client."""
+        """The cluster of each given client: the model of lowest loss on its shard, -1 if unanswered."""
         answers = self._ask(clients, tasks.losses)
-        return np.asarray(answers.report["losses"])
+        return np.where(answers.answered, tasks.lowest(answers.report["losses"]), -1)
 
     def evaluate(self, clients: Shards | Federation, chosen_by: ChosenBy | None = None) -> Evaluation:
         """Loss and accuracy of every client under the model of its cluster.
@@ -118,14 +114,13 @@ class Clustering:
         chosen_by
             `"train"`: each client keeps the cluster it has in this clustering. `"shard"`: it takes the model
             of lowest loss on the very examples given (labels included), as the IFCA paper does for test
-            clients. When not given: `"train"` if all clients are known, else `"shard"`.
+            clients. When not given: `"train"` for the training clients, `"shard"` for others.
         """
         federation = as_federation(clients)
-        cluster_of = dict(zip(map(str, self.ids), self.assignment.tolist(), strict=True))
-        known = [cluster_of.get(str(name), -1) for name in federation.ids]
-        if chosen_by is None:
-            chosen_by = "train" if min(known) >= 0 else "shard"
+        chosen_by = chosen_by or self._chosen_by(federation.ids)
         if chosen_by == "train":
+            cluster_of = dict(zip(map(str, self.ids), self.assignment.tolist(), strict=True))
+            known = [cluster_of.get(str(name), -1) for name in federation.ids]
             if min(known) < 0:
                 stranger = federation.ids[known.index(-1)]
                 raise DataError(
@@ -145,12 +140,27 @@ class Clustering:
                 "loss": np.asarray(answers.report["loss"], float),
                 "accuracy": np.asarray(answers.report["accuracy"], float),
             }
-        )[np.asarray(answers.answered)]
+        )[np.asarray(answers.answered) & (clusters >= 0)]
         groups = rows.groupby("cluster")
         per_cluster = groups[["loss", "accuracy"]].mean()
         per_cluster.insert(0, "clients", groups.size())
         per_cluster.insert(1, "examples", groups["examples"].sum())
         return Evaluation(rows["accuracy"].mean(), rows["loss"].mean(), rows, per_cluster, chosen_by)
+
+    def _chosen_by(self, ids: np.ndarray) -> ChosenBy:
+        mine, theirs = {str(name) for name in self.ids}, [str(name) for name in ids]
+        known = sum(name in mine for name in theirs)
+        if known == 0:
+            return "shard"
+        # numbers are also what clients are called who were given no ids: the same numbers in a population
+        # of another size are no evidence that these are the same clients
+        numbered = ids.dtype.kind in "iu" and len(theirs) != len(mine)
+        if known < len(theirs) or numbered:
+            raise DataError(
+                f"{known} of these {len(theirs)} clients have ids of training clients: say "
+                "chosen_by='train' if they are the same clients, or chosen_by='shard' if they are others."
+            )
+        return "train"
 
     def _ask(self, clients: Shards | Federation, task: tasks.Task, each: Any = None) -> Any:
         federation = as_federation(clients)

@@ -41,6 +41,11 @@ class Federated:
     def __post_init__(self) -> None:
         if self.test is not None and not np.array_equal(self.test.ids, self.train.ids):
             raise DataError("test must hold the same clients as train, in the same order.")
+        for other, what in ((self.test, "test"), (self.unseen, "unseen")):
+            if other is not None and other.spec.x_shape != self.train.spec.x_shape:
+                raise DataError(
+                    f"{what} has features of shape {other.spec.x_shape}, train of {self.train.spec.x_shape}."
+                )
         for label, shards, what in (
             (self.truth, self.train, "truth"),
             (self.unseen_truth, self.unseen, "unseen_truth"),

@@ -11,7 +11,7 @@ def evenly(examples: int, clients: int, rng: np.random.Generator) -> list[np.nda
     """Indices of each client's examples: a random split into parts whose sizes differ by at most one."""
     if clients < 1 or clients > examples:
         raise SettingError(
-            f"cannot split {examples} examples over {clients} clients: choose between 1 and {examples} clients."
+            f"cannot split {examples} examples over {clients} clients: choose 1 to {examples} clients."
         )
     return np.array_split(rng.permutation(examples), clients)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ class Shards:
             raise DataError("there are no clients: give one array of features per client.")
         if len(x) != len(y):
             raise DataError(
-                f"there are features for {len(x)} clients and targets for {len(y)}: give both for each client."
+                f"there are features for {len(x)} clients and targets for {len(y)}: give both for each."
             )
         names = _ids(ids, len(x))
         pairs = [_client(names[i], a, b) for i, (a, b) in enumerate(zip(x, y, strict=True))]
@@ -391,6 +392,10 @@ def _in_folder(folder: Path) -> Allocate:
         with storage.writing(path):
             # a new file, never the old one overwritten: it may be mapped by the very shards that are saved
             path.unlink(missing_ok=True)
-            return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+            # a full disk should be an error now, not a crash when a page of the map is written
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            return array
 
     return allocate

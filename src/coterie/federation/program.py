@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, Key, PyTree, UInt32
 
 from coterie import keys
@@ -21,6 +22,7 @@ from coterie.learn.shard import Shard
 from coterie.learn.tasks import Reply, Task, carry_out
 
 CPU_CANDIDATES = (1, 4, 16, 64)
+_DROP = int(keys.token("drop") & np.uint64(0x7FFFFFFF))
 ACCELERATOR_CANDIDATES = (1, 16, 128, 1024)
 
 
@@ -114,7 +116,8 @@ class Program:
         """One client's reply, and whether it is given at all."""
         answered = place < self.asked
         if self.drop:
-            lot = jax.random.uniform(jax.random.fold_in(keys.of_client(key, token), 1))
+            # from a key of its own: the client's is for the task
+            lot = jax.random.uniform(keys.of_client(jax.random.fold_in(key, _DROP), token))
             answered &= lot >= self.drop
         return carry_out(self.task, learner, broadcast, each, shard, token, key, self.replicas), answered
 
@@ -186,7 +189,9 @@ class Program:
         inputs = learner, broadcast, jax.random.key(0), sample
         shapes = jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
         task = f"{self.task.__module__}.{self.task.__qualname__} {self.reduce} {self.replicas}"
-        question = f"{task} {shapes} {devices} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
+        precision = getattr(jax.config, "jax_default_matmul_precision", None)
+        setting = f"{precision}, {devices} x {jax.devices()[0].device_kind}"
+        question = f"{task} {shapes} {setting}, jax {jax.__version__}"
 
         def program(batch: int) -> Any:
             def once(learner: Learner, broadcast: PyTree, key: Any, share: Share) -> Any:

@@ -27,7 +27,7 @@ class Learner:
     model
         One of `coterie.models`, or any object with `init(key, x)` and `apply(params, x)`, `x` a batch.
     loss
-        `"cross_entropy"`, `"squared"`, `"half_squared"`, or a function (outputs, y) -> one number per example.
+        `"cross_entropy"`, `"squared"`, `"half_squared"`, or a function (outputs, y) -> one per example.
     local
         How a client trains: `SGD(...)` or `Optax(...)`.
     """

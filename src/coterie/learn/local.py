@@ -53,10 +53,14 @@ class LocalUpdate:
             raise SettingError("epochs needs a batch_size; for steps on the whole shard give steps instead.")
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{name} must be at least 1, not {value}.")
+            if value is not None and (value < 1 or int(value) != value):
+                raise SettingError(f"{name} must be a whole number from 1 up, not {value}.")
         if self.clip is not None and self.clip <= 0:
             raise SettingError(f"clip must be positive, not {self.clip}.")
+        if self.proximal < 0:
+            raise SettingError(f"proximal must not be negative, not {self.proximal}.")
+        if isinstance(self.decay, int | float) and not 0 < self.decay <= 1:
+            raise SettingError(f"decay must be above 0 and at most 1, not {self.decay}.")
 
     def optimiser(self) -> optax.GradientTransformation:
         """The Optax optimiser of one round."""
@@ -125,7 +129,7 @@ def _batches(examples: Any, batch_size: int) -> Any:
 
 
 def register(rule: type[Rule]) -> type[Rule]:
-    """Make a rule a pytree whose `lr` and `decay` are leaves, so that step sizes can be swept in one program."""
+    """Make a rule a pytree whose `lr` and `decay` are leaves, so that step sizes can be swept at once."""
     names = [f.name for f in fields(rule)]
     leaves = [name for name in names if name in ("lr", "decay")]
     static = [name for name in names if name not in leaves]
@@ -158,6 +162,12 @@ class SGD(LocalUpdate):
         super().__post_init__()
         if isinstance(self.lr, int | float) and not 0 < self.lr < float("inf"):
             raise SettingError(f"lr must be a positive number, not {self.lr}.")
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"momentum must be at least 0 and below 1, not {self.momentum}.")
+        if self.nesterov and not self.momentum:
+            raise SettingError("nesterov needs a momentum above 0.")
+        if self.weight_decay < 0:
+            raise SettingError(f"weight_decay must not be negative, not {self.weight_decay}.")
 
     def optimiser(self) -> optax.GradientTransformation:
         sgd = optax.sgd(self.lr, momentum=self.momentum or None, nesterov=self.nesterov)

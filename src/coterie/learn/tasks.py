@@ -48,7 +48,7 @@ def carry_out(
     key: Key[Array, ""],
     replicas: int | None,
 ) -> Reply:
-    """What a client does with an ask, wherever it lives: derive its own key, and run replicas side by side."""
+    """What a client does with an ask, wherever it lives: derive its key, run replicas side by side."""
 
     def once(broadcast: Any, each: Any, key: Key[Array, ""]) -> Reply:
         reply = task(learner, broadcast, each, shard, key)
@@ -70,7 +70,7 @@ def lowest(losses: Float[Array, "*batch k"]) -> Int[Array, "*batch"]:
 def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
     """Find the model of lowest loss among k and train it on the shard: one exchange per round.
 
-    Broadcast: `models` (k stacked), `round`, and `by_examples`, whether a client weighs as many as its examples.
+    Broadcast: `models` (k stacked), `round`, and `by_examples`: whether a client counts once or per example.
     """
     losses = learner.shard_losses(broadcast["models"], shard)
     cluster = lowest(losses)

@@ -82,7 +82,7 @@ def given(models: Any, like: PyTree) -> PyTree:
 
 
 def named(tree: PyTree) -> dict[str, Array]:
-    """The arrays of a pytree by path, such as `layers.0.weight`: the form in which they are stored and sent."""
+    """The arrays of a pytree by path, such as `layers.0.weight`: the form that is stored and sent."""
     return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

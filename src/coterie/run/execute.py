@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -110,10 +111,18 @@ def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:
-    columns = {name: np.asarray(column).tolist() for name, column in result.per_client.items()}
+    columns = {
+        name: [_number(value) for value in np.asarray(column).tolist()]
+        for name, column in result.per_client.items()
+    }
     return {
-        "accuracy": float(result.accuracy),
-        "loss": float(result.loss),
+        "accuracy": _number(float(result.accuracy)),
+        "loss": _number(float(result.loss)),
         "chosen_by": result.chosen_by,
         "per_client": columns,
     }
+
+
+def _number(value: Any) -> Any:
+    """JSON knows no NaN: what is not a number is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

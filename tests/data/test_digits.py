@@ -1,0 +1,124 @@
+"""Handwritten digits: every cluster sees the same images through its own view."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from coterie.data import inverted_digits, rotated_digits
+from coterie.errors import SettingError
+
+IMAGES, LABELS = load_digits().images.astype(np.float32) / 16, load_digits().target
+INDEX = {image.tobytes(): i for i, image in enumerate(IMAGES)}
+
+ANGLES = (0, 90, 180, 270)
+UNTURN = {angle: (lambda x, t=angle // 90: np.rot90(x, -t, axes=(1, 2))) for angle in ANGLES}
+
+
+def numbers_of(shards, position, undo):
+    """Which of scikit-learn's images a client holds, once the view is undone; labels must go with them."""
+    x, y = shards.client(position)
+    numbers = [INDEX[image.tobytes()] for image in np.ascontiguousarray(undo(x), np.float32)]
+    np.testing.assert_array_equal(y, LABELS[numbers])
+    return numbers
+
+
+def numbers_of_cluster(shards, truth, cluster, undo):
+    return [n for i in np.flatnonzero(truth == cluster) for n in numbers_of(shards, i, undo)]
+
+
+def assert_same_images_through_every_view(data, undos):
+    trained = []
+    for cluster, undo in enumerate(undos):
+        train = numbers_of_cluster(data.train, data.truth, cluster, undo)
+        test = numbers_of_cluster(data.test, data.truth, cluster, undo)
+        unseen = numbers_of_cluster(data.unseen, data.unseen_truth, cluster, undo)
+        assert len(set(train)) == len(train) == 1438  # every training image exactly once
+        assert len(set(test)) == len(test) and len(set(unseen)) == len(unseen)
+        assert not set(train) & set(test) and not set(train) & set(unseen) and not set(test) & set(unseen)
+        assert len(train) + len(test) + len(unseen) == len(IMAGES)
+        trained.append(set(train))
+    assert all(images == trained[0] for images in trained)
+
+
+def test_the_images_are_all_different():
+    assert len(INDEX) == len(IMAGES) == 1797
+
+
+def test_each_cluster_sees_every_training_image_once_at_its_angle():
+    assert_same_images_through_every_view(rotated_digits(), [UNTURN[angle] for angle in ANGLES])
+
+
+def test_half_of_the_clients_see_inverted_images():
+    data = inverted_digits(clients=6, unseen=2)
+    assert data.truth.tolist() == [0, 0, 0, 1, 1, 1] and data.unseen_truth.tolist() == [0, 1]
+    assert_same_images_through_every_view(data, [lambda x: x, lambda x: 1 - x])
+
+
+def test_clients_that_do_not_divide_evenly_fill_the_first_clusters():
+    data = rotated_digits(clients=10, unseen=5)
+    assert data.truth.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+    assert data.unseen_truth.tolist() == [0, 0, 1, 2, 3]
+    assert_same_images_through_every_view(data, [UNTURN[angle] for angle in ANGLES])
+    per_cluster = [data.train.sizes[data.truth == j] for j in range(4)]
+    assert all(sizes.sum() == 1438 and np.ptp(sizes) <= 1 for sizes in per_cluster)
+
+
+@pytest.mark.parametrize("rotations", [(180, 90), (-90, 450), (270,)])
+def test_clusters_follow_the_rotations_given(rotations):
+    data = rotated_digits(clients=4, rotations=rotations, unseen=len(rotations))
+    assert_same_images_through_every_view(data, [UNTURN[angle % 360] for angle in rotations])
+
+
+def test_a_quarter_turn_is_counter_clockwise():
+    data = rotated_digits(clients=2, rotations=(0, 90), unseen=0)
+    upright, turned = (
+        {n: i for i, n in enumerate(numbers_of(data.train, c, UNTURN[90 * c]))} for c in (0, 1)
+    )
+    a, b = data.train.client(0)[0][upright[0]], data.train.client(1)[0][turned[0]]
+    for row in range(8):
+        for column in range(8):
+            assert b[7 - column, row] == a[row, column]
+
+
+def test_shape_ids_and_classes():
+    data = rotated_digits(clients=12)
+    assert data.train.spec == data.test.spec == data.unseen.spec
+    assert data.train.spec.x_shape == (8, 8) and data.train.spec.classes == 10
+    assert data.train.ids[[0, 11]].tolist() == ["client-00", "client-11"]
+    assert data.test.ids.tolist() == data.train.ids.tolist()
+    assert data.unseen.ids[0] == "unseen-0"
+    assert all(x.min() >= 0 and x.max() <= 1 for x, _ in data.train)
+    assert data.name == "rotated digits" and data.models is None
+
+
+def test_unseen_clients_can_be_left_out():
+    data = inverted_digits(clients=4, unseen=0)
+    assert data.unseen is None and data.unseen_truth is None
+    assert data.test.sizes.sum() == 2 * 359
+
+
+def test_the_seed_decides_who_holds_what():
+    def first(seed):
+        return rotated_digits(clients=4, seed=seed).train.client(0)[0]
+
+    np.testing.assert_array_equal(first(3), first(3))
+    assert not np.array_equal(first(3), first(4))
+
+
+def test_a_rotation_between_quarters_is_refused():
+    with pytest.raises(SettingError, match="rotation 45 is not a multiple of 90 degrees"):
+        rotated_digits(rotations=(0, 45))
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"clients": 3}, "3 clients cannot fill 4 clusters"),
+        ({"unseen": 3}, "3 clients cannot fill 4 clusters"),
+        ({"rotations": ()}, "cannot fill 0 clusters"),
+        ({"clients": 4 * 1500}, "cannot split 1438 examples over 1500 clients"),
+    ],
+)
+def test_impossible_numbers_of_clients_are_refused(options, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        rotated_digits(**options)

@@ -1,0 +1,438 @@
+"""Ragged shards: bucketed, masked, in memory or on disk."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.data import Shards, Spec
+from coterie.errors import DataError, StorageError
+
+SIZES = [3, 1, 8, 5, 2, 4, 1, 17]
+
+
+def lists(sizes=SIZES, shape=(2,), seed=0):
+    """Features and labels of some clients; no two examples are alike."""
+    rng = np.random.default_rng(seed)
+    xs = [rng.standard_normal((n, *shape)).astype(np.float32) for n in sizes]
+    ys = [rng.integers(0, 10, n).astype(np.int32) for n in sizes]
+    return xs, ys
+
+
+def some(sizes=SIZES, **options):
+    return Shards.from_lists(*lists(sizes), [f"c{i}" for i in range(len(sizes))], **options)
+
+
+def tiny(sizes):
+    """One number per example: cheap even for large clients."""
+    return Shards.from_lists([np.arange(n) for n in sizes], [np.zeros(n, np.float32) for n in sizes])
+
+
+def assert_holds(shards, xs, ys):
+    assert len(shards) == len(xs)
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        np.testing.assert_array_equal(shards.client(i)[0], x)
+        np.testing.assert_array_equal(shards.client(i)[1], y)
+    assert shards.sizes.tolist() == [len(x) for x in xs]
+
+
+def assert_same(a, b):
+    assert a.spec == b.spec and a.ids.tolist() == b.ids.tolist()
+    assert_holds(a, *zip(*b, strict=True))
+    for one, other in zip(a.buckets, b.buckets, strict=True):
+        for name in ("x", "y", "sizes", "clients"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def refuses(sentence, call, *arguments, **options):
+    """The call fails with that sentence, and one sentence it is."""
+    with pytest.raises(DataError) as raised:
+        call(*arguments, **options)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value) and str(raised.value).endswith(".")
+
+
+# -- round trips ---------------------------------------------------------------------------------------------
+
+
+def test_lists_come_back_in_order_with_their_ids():
+    xs, ys = lists()
+    ids = ["z", "a", "m", "b", "y", "c", "x", "d"]
+    shards = Shards.from_lists(xs, ys, ids)
+    assert_holds(shards, xs, ys)
+    assert shards.ids.tolist() == ids
+    assert shards.examples == sum(SIZES)
+
+
+def test_flat_arrays_come_back_per_client_in_their_order():
+    xs, ys = lists()
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    shuffled = np.random.default_rng(1).permutation(len(owner))
+    x, y, who = np.concatenate(xs)[shuffled], np.concatenate(ys)[shuffled], owner[shuffled]
+    shards = Shards.from_flat(x, y, who)
+    assert_holds(shards, [x[who == i] for i in range(len(SIZES))], [y[who == i] for i in range(len(SIZES))])
+    assert shards.ids.tolist() == list(range(len(SIZES)))
+
+
+def test_flat_client_names_are_sorted():
+    shards = Shards.from_flat(np.arange(5.0), np.arange(5), ["b", "a", "c", "a", "b"])
+    assert shards.ids.tolist() == ["a", "b", "c"]
+    assert [x.tolist() for x, _ in shards] == [[1, 3], [0, 4], [2]]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_any_sizes_survive_both_constructors(sizes, seed):
+    xs, ys = lists(sizes, seed=seed)
+    by_list = Shards.from_lists(xs, ys, classes=10)
+    assert_holds(by_list, xs, ys)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    by_flat = Shards.from_flat(np.concatenate(xs), np.concatenate(ys), owner, classes=10)
+    assert_same(by_flat, by_list)
+
+
+def test_ids_are_numbers_from_zero_when_not_given():
+    assert Shards.from_lists(*lists([1, 2])).ids.tolist() == [0, 1]
+
+
+def test_ids_of_other_types_become_text():
+    assert Shards.from_lists(*lists([1, 2]), [1.5, None]).ids.tolist() == ["1.5", "None"]
+
+
+def test_iterating_gives_every_client_unpadded():
+    xs, ys = lists()
+    for (x, y), a, b in zip(Shards.from_lists(xs, ys), xs, ys, strict=True):
+        np.testing.assert_array_equal(x, a)
+        np.testing.assert_array_equal(y, b)
+
+
+@pytest.mark.parametrize(
+    "given_, kept",
+    [
+        ("float64", "float32"),
+        ("float32", "float32"),
+        ("float16", "float32"),
+        ("int64", "int32"),
+        ("uint64", "int32"),
+        ("int32", "int32"),
+        ("uint8", "uint8"),
+        ("int16", "int16"),
+        ("bool", "bool"),
+    ],
+)
+def test_numbers_are_narrowed_to_32_bits_and_small_ones_kept(given_, kept):
+    values = np.array([[0, 1], [1, 0]], given_)
+    shards = Shards.from_lists([values], [values[:, 0]])
+    assert shards.spec.x_dtype == shards.spec.y_dtype == kept
+    assert shards.buckets[0].x.dtype == shards.buckets[0].y.dtype == kept
+    np.testing.assert_array_equal(shards.client(0)[0], values)
+
+
+def test_the_spec_describes_one_example():
+    shards = Shards.from_lists([np.zeros((3, 4, 5))], [np.array([0, 6, 2])])
+    assert shards.spec == Spec((4, 5), "float32", (), "int32", classes=7)
+    assert shards.spec.example().shape == (1, 4, 5) and shards.spec.example().dtype == np.float32
+    assert Shards.from_lists([np.zeros(3)], [np.zeros((3, 2))]).spec == Spec(
+        (), "float32", (2,), "float32", None
+    )
+
+
+def test_classes_may_be_more_than_the_labels_seen():
+    xs, ys = lists()
+    assert Shards.from_lists(xs, ys, classes=26).spec.classes == 26
+
+
+def test_repr_tells_the_sizes():
+    assert repr(some()) == "Shards(8 clients, 41 examples of shape (2,), 1 to 17 per client)"
+
+
+# -- buckets -------------------------------------------------------------------------------------------------
+
+
+def assert_bucketed(shards):
+    for bucket in shards.buckets:
+        assert bucket.sizes.max() < 2 * bucket.sizes.min()
+        assert bucket.x.shape[:2] == bucket.y.shape[:2] == (len(bucket.sizes), bucket.sizes.max())
+        assert bucket.capacity == bucket.sizes.max()
+    members = np.concatenate([bucket.clients for bucket in shards.buckets])
+    assert sorted(members.tolist()) == list(range(len(shards)))
+    assert shards.stored_examples == sum(b.x.shape[0] * b.x.shape[1] for b in shards.buckets)
+    assert shards.examples <= shards.stored_examples < 2 * shards.examples
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_less_than_half_of_what_is_stored_is_padding(sizes):
+    shards = tiny(sizes)
+    assert_bucketed(shards)
+    assert len(shards.buckets) <= 13
+
+
+def test_a_heavy_tail_wastes_less_than_half():
+    sizes = np.clip(np.random.default_rng(0).zipf(1.5, 2000) + 1, 2, 2000)
+    assert sizes.min() == 2 and sizes.max() == 2000
+    assert_bucketed(tiny(sizes))
+
+
+@pytest.mark.parametrize("grade", range(1, 8))
+def test_sizes_share_a_bucket_up_to_a_power_of_two(grade):
+    low, high = 2 ** (grade - 1) + 1, 2**grade
+    assert len(tiny([low, high]).buckets) == 1
+    assert len(tiny([high, high + 1]).buckets) == 2
+
+
+def test_padding_repeats_the_clients_own_examples():
+    shards = some([5, 8])
+    (bucket,) = shards.buckets
+    x, y = shards.client(0)
+    np.testing.assert_array_equal(bucket.x[0], x[[0, 1, 2, 3, 4, 0, 1, 2]])
+    np.testing.assert_array_equal(bucket.y[0], y[[0, 1, 2, 3, 4, 0, 1, 2]])
+
+
+# -- selection -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "which, positions",
+    [
+        (slice(2, 5), [2, 3, 4]),
+        (slice(None, None, -1), [7, 6, 5, 4, 3, 2, 1, 0]),
+        (slice(6, 100), [6, 7]),
+        ([5, 0, 7], [5, 0, 7]),
+        (np.array([-1, 2]), [7, 2]),
+        (3, [3]),
+        (np.array(SIZES) > 4, [2, 3, 7]),
+    ],
+)
+def test_selected_clients_come_in_the_order_asked_for(which, positions):
+    shards = some()
+    chosen = shards[which]
+    assert_holds(chosen, *zip(*[shards.client(i) for i in positions], strict=True))
+    assert chosen.ids.tolist() == [f"c{i}" for i in positions]
+    assert chosen.spec == shards.spec
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=15), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_selection_is_bucketed_as_tightly_as_before(sizes, data):
+    shards = some(sizes, classes=10)
+    positions = data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, unique=True))
+    chosen = shards[positions]
+    assert_bucketed(chosen)
+    assert_holds(chosen, *zip(*[shards.client(i) for i in positions], strict=True))
+    assert_same(chosen[np.argsort(positions)], shards[sorted(positions)])
+
+
+def test_positions_finds_ids_of_either_type():
+    assert some().positions(["c3", "c0"]).tolist() == [3, 0]
+    assert Shards.from_lists(*lists([1, 2])).positions(["1", 0]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "which, sentence",
+    [
+        ([1, 2, 1], "a client was selected twice"),
+        ([1, -7], "a client was selected twice"),
+        ([], "no client was selected"),
+        (slice(3, 3), "no client was selected"),
+        (np.zeros(8, bool), "no client was selected"),
+        ([8], "there are 8 clients"),
+        (-9, "there are 8 clients"),
+        (np.ones(7, bool), "there are 8 clients"),
+        ("c3", "there are 8 clients"),
+        ([[0, 1], [2, 3]], "a slice, a list of positions, or one boolean per client"),
+        (None, "a slice, a list of positions, or one boolean per client"),
+    ],
+)
+def test_impossible_selections_are_refused(which, sentence):
+    refuses(sentence, some().__getitem__, which)
+
+
+def test_an_unknown_id_is_named():
+    refuses("there is no client 'stranger' among these 8 clients", some().positions, ["c1", "stranger"])
+
+
+# -- disk ----------------------------------------------------------------------------------------------------
+
+
+def assert_mapped(shards):
+    assert all(isinstance(a, np.memmap) for b in shards.buckets for a in (b.x, b.y))
+
+
+def test_saved_shards_are_mapped_when_opened(tmp_path):
+    shards = some()
+    shards.save(tmp_path / "a" / "b")
+    opened = Shards.open(tmp_path / "a" / "b")
+    assert_mapped(opened)
+    assert_same(opened, shards)
+    assert_same(opened[[4, 1]], shards[[4, 1]])
+
+
+def test_constructors_can_keep_the_arrays_in_a_folder(tmp_path):
+    xs, ys = lists()
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (len(owner), 2))
+    x[:] = np.concatenate(xs)
+    for name, shards in [
+        ("lists", Shards.from_lists(xs, ys, folder=tmp_path / "lists")),
+        ("flat", Shards.from_flat(x, np.concatenate(ys), owner, folder=str(tmp_path / "flat"))),
+    ]:
+        assert_mapped(shards)
+        assert_same(shards, Shards.from_lists(xs, ys))
+        assert_same(Shards.open(tmp_path / name), shards)
+
+
+def test_a_folder_can_be_written_again(tmp_path):
+    some([1, 2, 4, 8]).save(tmp_path)
+    some([3, 3]).save(tmp_path)
+    assert_same(Shards.open(tmp_path), some([3, 3]))
+
+
+def test_mapped_shards_survive_being_saved_where_they_are(tmp_path):
+    some().save(tmp_path)
+    opened = Shards.open(tmp_path)
+    opened.save(tmp_path)
+    assert_same(opened, some())
+    assert_same(Shards.open(tmp_path), some())
+
+
+def test_an_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*taken"):
+        some().save(tmp_path / "taken")
+    (tmp_path / "folder" / "0.x.npy").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"cannot write .*0\.x\.npy"):
+        some().save(tmp_path / "folder")
+
+
+def remove(path, name):
+    (path / name).unlink()
+
+
+def cut(path, name):
+    (path / name).write_bytes((path / name).read_bytes()[:-4])
+
+
+def empty(path, name):
+    (path / name).write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [remove, cut, empty])
+@pytest.mark.parametrize("name", ["shards.json", "0.x.npy", "1.y.npy"])
+def test_a_broken_folder_is_named(tmp_path, damage, name):
+    some().save(tmp_path)
+    damage(tmp_path, name)
+    refuses(f"{tmp_path} is not a folder of shards", Shards.open, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["ids", "spec", "buckets"])
+def test_a_broken_index_is_refused(tmp_path, key):
+    some().save(tmp_path)
+    index = json.loads((tmp_path / "shards.json").read_text())
+    for value in (None, 3, {}):
+        (tmp_path / "shards.json").write_text(json.dumps({**index, key: value}))
+        refuses("is not a folder of shards", Shards.open, tmp_path)
+    del index[key]
+    (tmp_path / "shards.json").write_text(json.dumps(index))
+    refuses("is not a folder of shards", Shards.open, tmp_path)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+GOOD = np.ones((3, 2)), np.array([0.5, 1.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    "x, y, sentence",
+    [
+        (np.ones((0, 2)), np.ones(0), "client bob is empty"),
+        ([[1, np.nan], [1, 1]], [1.0, 2.0], "client bob: features of example 0 contain nan"),
+        ([[1, 1], [np.inf, 1]], [1.0, 2.0], "client bob: features of example 1 contain inf"),
+        ([[1, 1], [1, -np.inf]], [1.0, 2.0], "client bob: features of example 1 contain -inf"),
+        (np.ones((2, 2)), [1.0, np.nan], "client bob: targets of example 1 contain nan"),
+        (np.ones((2, 3)), np.ones(2), "client bob: features of one example are float32[3]"),
+        (np.ones(2), np.ones(2), "client bob: features of one example are float32[]"),
+        (np.ones((2, 2)), np.ones((2, 1)), "client bob: targets of one example are float32[1]"),
+        (np.ones((2, 2), int), np.ones(2), "client bob: features of one example are int32[2]"),
+        (np.ones((2, 2)), np.ones(2, int), "client bob: targets of one example are int32[]"),
+        ([["a", "b"]], [1.0], "client bob: features are <U1, not numbers"),
+        (np.ones((1, 2)), [None], "client bob: targets are object, not numbers"),
+        (np.ones((1, 2)), [1j], "client bob: targets are complex128, not numbers"),
+        ([[1.0, 2.0], [3.0]], [1.0, 2.0], "client bob: features of its examples differ in shape"),
+        (np.ones((3, 2)), np.ones(2), "client bob: features of shape (3, 2) and targets of shape (2,)"),
+        (1.0, 1.0, "client bob: features of shape () and targets of shape ()"),
+        (np.nan, np.ones(1), "client bob: features contain nan"),
+        ([[2**31, 0]], [1.0], "client bob: features contain 2147483648, which does not fit in 32 bits"),
+    ],
+)
+def test_bad_examples_name_the_client(x, y, sentence):
+    refuses(sentence, Shards.from_lists, [GOOD[0], x], [GOOD[1], y], ["ann", "bob"])
+
+
+@pytest.mark.parametrize(
+    "labels, classes, sentence",
+    [
+        ([0, 3, 1], 3, "client bob: label 3 is outside the classes 0 to 2"),
+        ([0, -2, 1], None, "client bob: label -2 is outside the classes 0 and up"),
+        ([0, -1, 9], 3, "client bob: label -1 is outside the classes 0 to 2"),
+        ([0, 1, 2**32], None, "client bob: targets contain 4294967296, which does not fit in 32 bits"),
+    ],
+)
+def test_labels_out_of_range_name_the_client(labels, classes, sentence):
+    x = np.ones((3, 2))
+    refuses(sentence, Shards.from_lists, [x, x], [[0, 1, 2], labels], ["ann", "bob"], classes=classes)
+    flat = np.concatenate([[0, 1, 2], labels])
+    refuses(sentence, Shards.from_flat, np.ones((6, 2)), flat, ["ann"] * 3 + ["bob"] * 3, classes=classes)
+
+
+def test_the_other_client_is_named_when_two_disagree():
+    refuses(
+        "but those of client ann are float32[2]; they must agree",
+        Shards.from_lists,
+        [GOOD[0], np.ones((3, 5))],
+        [GOOD[1], GOOD[1]],
+        ["ann", "bob"],
+    )
+
+
+def test_flat_values_are_checked_and_name_the_client():
+    x = np.ones((4, 2))
+    x[2, 1] = np.nan
+    refuses("client b: features of example 1 contain nan", Shards.from_flat, x, np.ones(4), list("abba"))
+
+
+def test_classes_make_sense_for_labels_only():
+    refuses(
+        "classes=3 is given but the targets are float32", Shards.from_lists, [GOOD[0]], [GOOD[1]], classes=3
+    )
+
+
+@pytest.mark.parametrize(
+    "x, y, ids, sentence",
+    [
+        ([], [], None, "there are no clients"),
+        ([GOOD[0]], [], None, "there are features for 1 clients and targets for 0"),
+        ([GOOD[0]], [GOOD[1]], ["a", "b"], "there are 1 clients and 2 ids"),
+        ([GOOD[0]] * 2, [GOOD[1]] * 2, ["a"], "there are 2 clients and 1 ids"),
+        ([GOOD[0]] * 3, [GOOD[1]] * 3, ["a", "b", "a"], "client id 'a' is given twice"),
+        ([GOOD[0]] * 2, [GOOD[1]] * 2, np.array([7, "7"], object), "client id '7' is given twice"),
+    ],
+)
+def test_clients_and_ids_must_match(x, y, ids, sentence):
+    refuses(sentence, Shards.from_lists, x, y, ids)
+
+
+@pytest.mark.parametrize(
+    "x, y, client, sentence",
+    [
+        (np.ones((3, 2)), np.ones(2), [0, 1, 1], "their shapes are (3, 2), (2,) and (3,)"),
+        (np.ones((3, 2)), np.ones(3), [0, 1], "x, y and client must be equally long"),
+        (np.ones((3, 2)), np.ones(3), [[0], [1], [1]], "client one-dimensional"),
+        (np.ones((0, 2)), np.ones(0), [], "there are no examples"),
+        (np.ones((2, 2)), np.ones(2), np.array([1, "a"], object), "make them all text"),
+    ],
+)
+def test_flat_arrays_must_match(x, y, client, sentence):
+    refuses(sentence, Shards.from_flat, x, y, client)

@@ -1,0 +1,197 @@
+"""Names and settings of parts, as experiment files and saved results know them."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import coterie as ct
+from coterie import registry
+from coterie.errors import ConfigError, SettingError
+from coterie.learn import losses
+
+EVERY_PART = [(kind, name) for kind, parts in registry.PARTS.items() for name in parts]
+
+THINGS = [
+    ("model", ct.models.Linear()),
+    ("model", ct.models.Linear(outputs=3, bias=True)),
+    ("model", ct.models.MLP(hidden=(7, 5), outputs=(2, 3))),
+    ("model", ct.models.MLP(hidden=())),
+    ("local", ct.SGD(0.5, steps=3)),
+    (
+        "local",
+        ct.SGD(
+            lr=0.01,
+            epochs=2,
+            batch_size=5,
+            decay=0.9,
+            clip=1.0,
+            proximal=0.1,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=1e-4,
+        ),
+    ),
+    ("algorithm", ct.IFCA(k=3)),
+    ("algorithm", ct.IFCA(4, rounds=7, n_init=2, participation=5, weight="examples")),
+    ("algorithm", ct.Global(rounds=2, participation=0.5, weight="examples")),
+    ("algorithm", ct.Local(rounds=9)),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnModel:
+    def init(self, key, x):
+        return jnp.zeros(x.shape[1])
+
+    def apply(self, params, x):
+        return x @ params
+
+
+def own_loss(outputs, y):
+    return jnp.abs(outputs - y)
+
+
+def through_json(content):
+    return json.loads(json.dumps(content))
+
+
+@pytest.mark.parametrize("kind, name", EVERY_PART)
+def test_every_listed_part_exists_and_has_a_schema(kind, name):
+    schema = registry.schema(registry.part(kind, name))
+    assert schema.model_config["extra"] == "forbid"
+    assert all(field.annotation is not None for field in schema.model_fields.values())
+
+
+@pytest.mark.parametrize("kind", registry.PARTS)
+def test_an_unknown_name_lists_the_choices(kind):
+    with pytest.raises(ConfigError) as raised:
+        registry.part(kind, "bogus")
+    message = str(raised.value)
+    assert message == f"{kind}: there is no 'bogus'; choose one of {', '.join(registry.PARTS[kind])}."
+
+
+@pytest.mark.parametrize("kind, thing", THINGS)
+def test_a_part_is_remade_from_its_description(kind, thing):
+    described = through_json(registry.describe(kind, thing))
+    assert registry.build(kind, described.pop("name"), described) == thing
+
+
+@pytest.mark.parametrize("kind, thing", THINGS)
+def test_a_description_holds_every_setting_that_is_set(kind, thing):
+    described = registry.describe(kind, thing)
+    for field in dataclasses.fields(thing):
+        if field.compare:
+            assert described.get(field.name) == getattr(thing, field.name)
+
+
+def test_a_data_source_is_built_from_settings():
+    data = registry.build(
+        "data", "mixed-regression", {"k": 3, "clients": 6, "examples": [1, 2, 3, 4, 5, 6], "dim": 4}
+    )
+    assert data.models.shape == (3, 4)
+    assert data.train.sizes.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_settings_that_are_not_given_keep_their_defaults():
+    assert registry.build("local", "sgd", {"steps": 3}) == ct.SGD(lr=0.1, steps=3)
+
+
+def test_a_whole_participation_stays_a_number_of_clients():
+    assert type(registry.build("algorithm", "ifca", {"k": 2, "participation": 1}).participation) is int
+    assert type(registry.build("algorithm", "ifca", {"k": 2, "participation": 1.0}).participation) is float
+
+
+@pytest.mark.parametrize(
+    "kind, name, given, message",
+    [
+        ("algorithm", "ifca", {"k": 2, "bogus": 1}, "algorithm.bogus: there is no such setting."),
+        ("algorithm", "global", {"k": 2}, "algorithm.k: there is no such setting."),
+        ("algorithm", "ifca", {}, "algorithm.k: this setting is required."),
+        ("algorithm", "ifca", {"k": "four"}, "algorithm.k: input should be a valid integer"),
+        ("algorithm", "ifca", {"k": 2.5}, "algorithm.k: input should be a valid integer"),
+        (
+            "algorithm",
+            "ifca",
+            {"k": 2, "weight": "size"},
+            "algorithm.weight: input should be 'clients' or 'examples'",
+        ),
+        ("algorithm", "ifca", {"k": 2, "participation": "all"}, "algorithm.participation: "),
+        ("model", "mlp", {"hidden": [3, "x"]}, "model.hidden.1: "),
+        ("model", "mlp", {"hidden": 3}, "model.hidden: "),
+        ("model", "mlp", {"outputs": "x"}, "model.outputs: "),
+        ("local", "sgd", {"steps": 1, "lr": "fast"}, "local.lr: "),
+        ("local", "sgd", {"steps": 1, "nesterov": "perhaps"}, "local.nesterov: "),
+        ("data", "rotated-digits", {"rotation": 90}, "data.rotation: there is no such setting."),
+        ("data", "mixed-regression", {"parameters": "cauchy"}, "data.parameters: "),
+        ("data", "mixed-regression", {"examples": [3, "x"]}, "data.examples"),
+    ],
+)
+def test_errors_name_the_key(kind, name, given, message):
+    with pytest.raises(ConfigError) as raised:
+        registry.build(kind, name, given)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_error_shows_the_value_that_was_given():
+    with pytest.raises(ConfigError, match=r"not 'fast'\.$"):
+        registry.build("local", "sgd", {"steps": 1, "lr": "fast"})
+
+
+def test_values_that_fit_the_type_are_checked_by_the_part_itself():
+    with pytest.raises(SettingError, match=r"lr must be a positive number, not -1\.0"):
+        registry.build("local", "sgd", {"steps": 1, "lr": -1})
+
+
+@pytest.mark.parametrize("loss", list(losses.NAMED) + list(losses.NAMED.values()))
+def test_a_learner_is_remade_from_its_description(loss):
+    learner = ct.Learner(ct.models.MLP(hidden=(3,)), loss, ct.SGD(lr=0.3, epochs=1, batch_size=2))
+    back = registry.learner_from(through_json(registry.describe_learner(learner)))
+    assert back.model == learner.model and back.local == learner.local
+    assert losses.named(back.loss) is losses.named(loss)
+
+
+@pytest.mark.parametrize(
+    "key, learner",
+    [
+        ("model", ct.Learner(OwnModel(), "squared")),
+        ("loss", ct.Learner(ct.models.Linear(), own_loss)),
+        ("local", ct.Learner(ct.models.Linear(), "squared", ct.Optax(optax.adam(0.1), steps=1))),
+        ("local", ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=jnp.float32(0.1), steps=1))),
+    ],
+)
+def test_a_part_of_the_users_own_making_is_said_to_be_so(key, learner):
+    described = registry.describe_learner(learner)
+    assert [part for part in described if described[part] is None] == [key]
+    with pytest.raises(ConfigError, match=f"the {key} of this learner is of your own making: give learner="):
+        registry.learner_from(described)
+
+
+def test_an_algorithm_of_the_users_own_making_is_known_by_its_class():
+    class Mine(ct.Local):
+        pass
+
+    assert registry.describe_algorithm(Mine()) == {"name": "Mine"}
+    assert registry.describe_algorithm(ct.Local(rounds=np.array([1, 2]))) == {"name": "Local"}
+
+
+def test_validate_gives_only_what_was_given_converted():
+    assert registry.validate("local", "sgd", {"lr": 1, "steps": 3.0}) == {"lr": 1.0, "steps": 3}
+    assert registry.validate("model", "mlp", {"hidden": [3, 4]}) == {"hidden": (3, 4)}
+
+
+class Ship:
+    def __init__(self, crew: int, cargo: list[str] | None = None) -> None: ...
+
+
+def test_any_signature_is_a_schema_and_arguments_can_be_left_out():
+    assert registry.validate_call("ship", Ship, {"crew": 3.0}) == {"crew": 3}
+    assert registry.validate_call("ship", Ship, {}, leave_out=("crew",)) == {}
+    with pytest.raises(ConfigError, match=r"^ship\.crew: there is no such setting\.$"):
+        registry.validate_call("ship", Ship, {"crew": 3}, leave_out=("crew",))
+    with pytest.raises(ConfigError, match=r"^ship\.cargo: input should be a valid list, not 'gold'\.$"):
+        registry.validate_call("ship", Ship, {"crew": 3, "cargo": "gold"})
