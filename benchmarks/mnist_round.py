@@ -1,8 +1,8 @@
 """A round of IFCA of the size of rotated MNIST, against the matrix rate of the same device.
 
 240 clients x 200 images, MLP 784-200-10, 10 full-batch steps, k = 4. Claim, on 2 CPU cores: the round's
-matrix products, counting only the arithmetic that is needed, run at 75 % or more of the sgemm rate measured in the
-same process. On a GPU use the paper's size: --clients 1200 --precision tf32.
+matrix products, counting only the arithmetic that is needed, run at 75 % or more of the sgemm rate measured
+in the same process. On a GPU use the paper's size: --clients 1200 --precision tf32.
 """
 
 from __future__ import annotations

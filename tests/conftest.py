@@ -3,7 +3,11 @@
 import os
 import tempfile
 
-import jax
+# compiled programs are shared by all test processes: most of the time of a small test is compilation
+cache = os.environ.setdefault("COTERIE_CACHE", tempfile.mkdtemp(prefix="coterie-tests-"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache, "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
-os.environ["COTERIE_CACHE"] = tempfile.mkdtemp(prefix="coterie-cache-")
+import jax  # noqa: E402
+
 jax.config.update("jax_num_cpu_devices", 3)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, UInt32
 
@@ -40,6 +42,19 @@ def words(of: np.ndarray) -> np.ndarray:
 def of_client(key: Key[Array, ""], client: UInt32[Array, "2"]) -> Key[Array, ""]:
     """The key of one client, from the key of an ask and the client's token words."""
     return jax.random.fold_in(jax.random.fold_in(key, client[0]), client[1])
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def grid(key: Key[Array, ""], rows: int, columns: int) -> Key[Array, "rows columns"]:
+    """A key for each cell of a table; a cell's key does not depend on the size of the table."""
+    cells: Array = jax.vmap(lambda r: numbered(jax.random.fold_in(key, r), columns))(jnp.arange(rows))
+    return cells
+
+
+@partial(jax.jit, static_argnums=1)
+def numbered(key: Key[Array, ""], count: int) -> Key[Array, " count"]:
+    """Keys number 0, 1, 2, ... of a key."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
 
 
 def participants(seed: int, round_: int, clients: np.ndarray, count: int) -> np.ndarray:

@@ -121,19 +121,6 @@ def test_count_and_repeated_agree():
     )
 
 
-def test_make_gives_one_model_per_key():
-    def init(key):
-        return {"w": jax.random.normal(key, (2,))}
-
-    keys = jax.random.split(jax.random.key(0), 6).reshape(2, 3)
-    made = stacked.make(init, keys)
-    assert made["w"].shape == (2, 3, 2)
-    for r in range(2):
-        for j in range(3):
-            np.testing.assert_allclose(made["w"][r, j], init(keys[r, j])["w"], rtol=1e-6)
-    np.testing.assert_array_equal(stacked.make(init, keys[0, 1])["w"], init(keys[0, 1])["w"])
-
-
 def test_expand_appends_axes():
     assert stacked.expand(jnp.zeros(3), jnp.zeros((3, 4, 5))).shape == (3, 1, 1)
     assert stacked.expand(jnp.zeros((2, 3)), jnp.zeros((2, 3))).shape == (2, 3)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
+from coterie import keys
 from coterie.aggregate import Mean
 from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
 from coterie.clustering.history import History, RoundLog
@@ -63,11 +64,7 @@ class Alternating(RoundAlgorithm):
 
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
         # line 1: theta_j^(0); restart r starts the same whatever the number of restarts
-        per_restart = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.restarts))
-        model_keys = jax.vmap(
-            lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.clusters))
-        )(per_restart)
-        models = self.initialiser(federation, learner, model_keys)
+        models = self.initialiser(federation, learner, keys.grid(key, self.restarts, self.clusters))
         return State(models, jnp.full((self.restarts, federation.clients), -1, jnp.int32))
 
     def round(self, federation: Federation, state: State, step: Step) -> tuple[State, Outcome]:

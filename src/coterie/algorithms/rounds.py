@@ -176,8 +176,7 @@ class RoundAlgorithm:
     def _steps(self, federation: Federation, seed: int) -> Step:
         """All rounds, stacked; the clients of every round are drawn beforehand."""
         numbers = jnp.arange(self.rounds)
-        key = keys.purpose(seed, "rounds")
-        each = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+        each = keys.numbered(keys.purpose(seed, "rounds"), self.rounds)
         count = self.participants(federation.clients)
         if count == federation.clients:
             return Step(numbers, each)

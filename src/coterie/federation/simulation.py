@@ -142,9 +142,11 @@ class Simulation:
 
     @property
     def ids(self) -> np.ndarray:
-        return self._host().ids
+        return self.shards.ids
 
-    def _host(self) -> Shards:
+    @property
+    def shards(self) -> Shards:
+        """The data on the host."""
         if self._shards is None:
             raise RuntimeError("inside a compiled program a simulation has no client ids")
         return self._shards
@@ -173,7 +175,7 @@ class Simulation:
         if not self.traceable:
             return Chosen(jnp.asarray(positions, jnp.int32), (), ())
         rounds = positions.reshape(-1, positions.shape[-1])
-        found = [_rows_of(rounds, bucket.clients, self._settings.devices) for bucket in self._host().buckets]
+        found = [_rows_of(rounds, bucket.clients, self._settings.devices) for bucket in self.shards.buckets]
         # a bucket that nobody is drawn from in any round still has a row, unused
         rows, places = (
             tuple(jnp.asarray(pair[i].reshape(*positions.shape[:-1], -1)) for pair in found) for i in (0, 1)
@@ -201,7 +203,7 @@ class Simulation:
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
         if self._settings.debug:
             program = Program(task, reduce, replicas, self._settings.drop, len(positions))
-            return debug.ask(self._host(), self._learner, program, positions, broadcast, each, key)
+            return debug.ask(self.shards, self._learner, program, positions, broadcast, each, key)
 
         def ask_block(bucket: Bucket, tokens: np.ndarray, place: np.ndarray, each: PyTree) -> Answers:
             settings = replace(self._settings, clients=len(place), resident=True)
@@ -210,7 +212,7 @@ class Simulation:
             block._rows = (block._put(bucket, tokens, place),)
             return block.ask(task, broadcast, each=each, key=key, reduce=reduce, replicas=replicas)
 
-        return streaming.ask(self._host(), positions, each, reduce is not None, ask_block)
+        return streaming.ask(self.shards, positions, each, reduce is not None, ask_block)
 
     def describe(self) -> dict[str, Any]:
         grid = self._settings.mesh

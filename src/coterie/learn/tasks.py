@@ -58,8 +58,7 @@ def carry_out(
     own = keys.of_client(key, token)
     if replicas is None:
         return once(broadcast, each, own)
-    own_replicas = jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(replicas))
-    return jax.vmap(once)(broadcast, each, own_replicas)
+    return jax.vmap(once)(broadcast, each, keys.numbered(own, replicas))
 
 
 def lowest(losses: Float[Array, "*batch k"]) -> Int[Array, "*batch"]:

@@ -14,13 +14,6 @@ from jaxtyping import Array, Float, PyTree
 from coterie.errors import SettingError
 
 
-def make(init: Callable[[Any], PyTree], keys: Any) -> PyTree:
-    """One model per key: the pytree that `init(key)` gives, with the keys' shape as leading axes."""
-    for _ in range(keys.ndim):
-        init = jax.vmap(init)
-    return init(keys)
-
-
 def take(models: PyTree, index: Any) -> PyTree:
     """The model (or models) at an index of the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], models)
