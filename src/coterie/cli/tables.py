@@ -12,11 +12,15 @@ from coterie.run.summary import Summary, human_bytes
 def show_summary(console: Console, summary: Summary) -> None:
     """Print the methods of a run side by side, and the found groups against the true ones."""
     regression = all(row.accuracy is None for row in summary.rows)
-    table = Table(title=f"{summary.data}, {summary.clients} clients", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"{summary.data}, {summary.clients} clients, held-out examples",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
     table.add_column("method")
     for title in (
-        "test loss" if regression else "test accuracy",
-        "misclustering",
+        "loss" if regression else "accuracy",
+        "misclustered",
         "clusters",
         "rounds",
         "moved",

@@ -178,9 +178,11 @@ class Program:
         example = math.prod(shares[main].x.shape[2:])
         shape = self.shape(learner, broadcast, *shares[main].one())
         value = bytes_of(shape.value) // 4 * (self.replicas or 1)
-        if sum(c * (w * example + value) for c, w in zip(counts, widths, strict=True)) < tuning.SMALL:
-            return counts
+        in_play = [width * example + value for width in widths]  # numbers that a client keeps busy
         platform = jax.default_backend()
+        if sum(c * n for c, n in zip(counts, in_play, strict=True)) < tuning.SMALL:
+            at_once = tuning.IN_CACHE if platform == "cpu" else tuning.SMALL
+            return [max(1, at_once // n) for n in in_play]
         candidates: tuple[int, ...] = CPU_CANDIDATES if platform == "cpu" else ACCELERATOR_CANDIDATES
         count = min(counts[main], max(candidates))
         candidates = tuple(sorted({min(c, count) for c in candidates}))

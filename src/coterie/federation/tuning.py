@@ -25,7 +25,8 @@ from jaxtyping import PyTree
 from coterie import storage
 from coterie.errors import StorageError
 
-SMALL = 2**22  # numbers in play below which nothing is gained by timing
+SMALL = 2**22  # numbers in play in an ask below which timing costs more than it gains
+IN_CACHE = 2**17  # numbers that a core keeps close to itself: 512 kB in float32
 _chosen: dict[str, int] = {}
 _beside: list[Path] = []
 
