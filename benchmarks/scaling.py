@@ -1,8 +1,8 @@
 """How time and memory grow with the number of clients, and what a heavy tail of shard sizes costs.
 
-Claims: twice the clients take at most twice the time (a tenth allowed for noise) and, at a fixed batch, no more
-memory beyond the data than a few numbers per client; a population with 2 to 2,000 examples per client (Zipf) costs
-at most twice the arithmetic of its real examples.
+Claims: twice the clients take at most twice the time and, at a fixed batch, no more memory beyond the data
+than a few numbers per client; a population with 2 to 2,000 examples per client (Zipf) costs at most twice the
+arithmetic of its real examples.
 """
 
 from __future__ import annotations

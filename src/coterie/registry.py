@@ -72,6 +72,9 @@ def schema(maker: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> type[B
     """The settings of a part as a pydantic model, from its signature; keys that it lacks are errors."""
     own_init = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)
     hints = get_type_hints(maker.__init__ if own_init else maker)
+    if dataclasses.is_dataclass(maker):
+        # what does not count in a comparison is no plain setting: given models, for one
+        leave_out += tuple(f.name for f in dataclasses.fields(maker) if not f.compare)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(maker).parameters.values():
         if parameter.name not in leave_out:

@@ -215,8 +215,10 @@ def test_fit_wants_clients():
 
 
 def test_divergence_is_said_and_not_returned():
-    with pytest.raises(LearnerError, match="diverged"):
+    with pytest.raises(LearnerError, match="diverged in round"):
         ct.IFCA(k=K, rounds=40, n_init=1).fit(population().train, learner(lr=50.0))
+    with pytest.raises(LearnerError, match="diverged in the last round"):
+        ct.IFCA(k=K, rounds=1, n_init=1).fit(population().train, learner(lr=1e30))
 
 
 def test_works_with_any_model_that_has_init_and_apply():
@@ -233,3 +235,14 @@ def test_works_with_any_model_that_has_init_and_apply():
     )
     assert found.models["a"].shape == (K, DIM)
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
+
+
+def test_rounds_run_on_the_host_where_they_cannot_be_compiled():
+    """The way of data that does not fit on a device, and of any federation of real clients."""
+    data = population()
+    algorithm = ct.IFCA(k=K, rounds=3, n_init=2, participation=0.5)
+    compiled = algorithm.fit(ct.Simulation(data.train), learner(), seed=1)
+    on_host = algorithm.fit(ct.Simulation(data.train, resident=False), learner(), seed=1, chunk=2)
+    np.testing.assert_allclose(matrix(compiled), matrix(on_host), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(compiled.history.assignments(), on_host.history.assignments())
+    assert [r.bytes_up for r in compiled.history] == [r.bytes_up for r in on_host.history]

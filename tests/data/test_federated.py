@@ -71,3 +71,11 @@ def test_clusters_are_as_equal_as_possible():
 def test_every_cluster_needs_a_client(clients, clusters):
     with pytest.raises(SettingError, match=f"{clients} clients cannot fill {clusters} clusters"):
         cluster_sizes(clients, clusters)
+
+
+def test_all_parts_must_have_features_of_one_shape():
+    narrow = Shards.from_lists([np.zeros((2, 3))], [np.zeros(2)])
+    wide = Shards.from_lists([np.zeros((2, 4))], [np.zeros(2)])
+    for part in ("test", "unseen"):
+        with pytest.raises(DataError, match=rf"{part} has features of shape \(4,\), train of \(3,\)"):
+            Federated(narrow, **{part: wide})

@@ -273,7 +273,7 @@ def everything(learner, models, shard, key):
 @jax.jit
 def networks(seed):
     keys = jax.random.split(jax.random.key(seed), 3)
-    return stacked.make(lambda key: NETWORK.init(key, Spec((D,), "float32", (), "int32", classes=3)), keys)
+    return jax.vmap(lambda key: NETWORK.init(key, Spec((D,), "float32", (), "int32", classes=3)))(keys)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -326,6 +326,9 @@ def test_the_mean_over_no_example_is_zero():
         ({"steps": 1, "batch_size": 0}, "batch_size must be a whole number from 1 up, not 0"),
         ({"steps": 1, "clip": 0.0}, "clip must be positive, not 0.0"),
         ({"steps": 1, "clip": -1.0}, "clip must be positive, not -1.0"),
+        ({"steps": 1.5}, "steps must be a whole number from 1 up, not 1.5"),
+        ({"steps": 1, "proximal": -0.1}, "proximal must not be negative, not -0.1"),
+        ({"steps": 1, "decay": 0.0}, "decay must be above 0 and at most 1, not 0.0"),
     ],
 )
 @pytest.mark.parametrize(
@@ -345,3 +348,17 @@ def test_a_step_size_must_be_positive_and_finite(lr):
 def test_a_rule_without_an_optimiser_is_abstract():
     with pytest.raises(NotImplementedError):
         LocalUpdate(steps=1).optimiser()
+
+
+@pytest.mark.parametrize(
+    "how, sentence",
+    [
+        ({"lr": 0.0}, "lr must be a positive number, not 0.0"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
+        ({"nesterov": True}, "nesterov needs a momentum"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
+    ],
+)
+def test_impossible_settings_of_sgd_are_refused(how, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        ct.SGD(**{"lr": 0.1, "steps": 1, **how})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.data import Spec
+from coterie.errors import SettingError
 from coterie.models import MLP, Linear, Model, stacked
 
 LABELS = Spec((2, 3), "float32", (), "int32", classes=5)
@@ -112,3 +113,8 @@ def test_whatever_has_init_and_apply_is_a_model():
 
     assert isinstance(Own(), Model) and isinstance(Linear(), Model)
     assert not isinstance(object(), Model)
+
+
+def test_a_layer_needs_a_width():
+    with pytest.raises(SettingError, match="widths from 1 up"):
+        MLP(hidden=(8, 0))

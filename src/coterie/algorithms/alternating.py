@@ -17,7 +17,7 @@ from jaxtyping import Array, Key, PyTree
 
 from coterie import keys
 from coterie.aggregate import Mean
-from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
+from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step, diverged
 from coterie.clustering.history import History, RoundLog
 from coterie.clustering.result import Clustering
 from coterie.errors import SettingError
@@ -100,7 +100,10 @@ class Alternating(RoundAlgorithm):
         losses = np.asarray(answers.report["losses"])  # (clients, restarts, k)
         answered = np.asarray(answers.answered)
         finite = np.where(np.isnan(losses), np.inf, losses)
-        best = int(np.argmin(finite[answered].min(axis=2).mean(axis=0))) if answered.any() else 0
+        final = finite[answered].min(axis=2).mean(axis=0) if answered.any() else np.zeros(self.restarts)
+        best = int(np.argmin(final))
+        if not np.isfinite(final[best]):
+            raise diverged("in the last round")
         chosen = np.where(
             answered,
             np.asarray(tasks.lowest(jnp.asarray(losses)))[:, best],

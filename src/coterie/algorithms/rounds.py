@@ -81,6 +81,11 @@ class Observer(Protocol):
         ...
 
 
+def diverged(when: str) -> LearnerError:
+    """The error for a loss that is no longer a number."""
+    return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")
+
+
 class Unobserved:
     """Watches nothing."""
 
@@ -155,11 +160,8 @@ class RoundAlgorithm:
                 before = outcome.assignment
             watch.after(state, new, last)
             logs += new
-            if not np.isfinite(new[-1].loss).any() and new[-1].answered:
-                raise LearnerError(
-                    f"training diverged: the loss is {new[-1].loss[0]} in round {last - 1}. "
-                    "Lower the learning rate, or clip gradients."
-                )
+            if new[-1].answered and not np.isfinite(new[-1].loss).any():
+                raise diverged(f"in round {last - 1}")
         return self.finish(federation, learner, state, logs, seed)
 
     def _advance(self, federation: Federation, state: State, steps: Step) -> tuple[State, Outcome]:

@@ -97,7 +97,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     checkpoint_every: Annotated[
         float,
-        typer.Option(min=0, help="Seconds between checkpoints: what is lost at most when interrupted."),
+        typer.Option(min=0, metavar="SECONDS", help="How often to keep the state for --resume."),
     ] = 5.0,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

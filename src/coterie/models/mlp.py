@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
+from coterie.errors import SettingError
 from coterie.models.layers import Layers, Sized, dense, dense_stack, width
 
 
@@ -19,6 +20,10 @@ class MLP(Sized):
     """
 
     hidden: tuple[int, ...] = (64,)
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise SettingError(f"hidden must hold widths from 1 up, not {self.hidden}.")
 
     def init(self, key: Any, x: Array) -> Layers:
         return dense_stack([width(x.shape[1:]), *self.hidden, width(self.output_shape)], True, key)

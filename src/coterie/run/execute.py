@@ -11,6 +11,7 @@ import numpy as np
 
 from coterie import storage
 from coterie.clustering import Clustering, Evaluation, load
+from coterie.clustering.result import ChosenBy
 from coterie.data.federated import Federated
 from coterie.evaluate import metrics
 from coterie.federation import tuning
@@ -94,13 +95,16 @@ def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
     clusters = k < len(data.train)  # one model per client is not a grouping to compare with the truth
     truth = data.truth if clusters else None
     comparable = data.models is not None and k == len(data.models)
+    distance = metrics.parameter_distance(found.models, data.models) if comparable else None
+    # a client that never answered has no cluster to be evaluated in
+    chosen_by: ChosenBy = "train" if (found.assignment >= 0).all() else "shard"
     return {
         "data": data.name,
         "truth": None if data.truth is None else data.truth.tolist(),
         "misclustering": None if truth is None else metrics.misclustering(found.assignment, truth),
         "adjusted_rand": None if truth is None else metrics.adjusted_rand(found.assignment, truth),
-        "parameter_distance": metrics.parameter_distance(found.models, data.models) if comparable else None,
-        "test": None if data.test is None else _plain(found.evaluate(data.test)),
+        "parameter_distance": _number(distance),
+        "test": None if data.test is None else _plain(found.evaluate(data.test, chosen_by)),
         "unseen": None if data.unseen is None else _plain(found.evaluate(data.unseen)),
         "unseen_misclustering": (
             metrics.misclustering(found.assign(data.unseen), data.unseen_truth)

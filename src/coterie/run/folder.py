@@ -64,7 +64,9 @@ class RunFolder:
 
     def claim(self, experiment: Experiment, resume: bool, overwrite: bool) -> None:
         """Make the folder this experiment's, or say why it cannot be."""
-        if overwrite and self.path.exists():
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is not a folder: choose another --out.")
+        if overwrite:
             self._clear()
         if self.exists:
             unlike = difference(self.experiment(), experiment)
@@ -83,7 +85,8 @@ class RunFolder:
                 f"{self.path} holds files of a run but no {EXPERIMENT}: "
                 "choose another --out, or replace them with --overwrite."
             )
-        storage.write_text(self.path / EXPERIMENT, experiment.to_toml())
+        else:
+            storage.write_text(self.path / EXPERIMENT, experiment.to_toml())
 
     def _clear(self) -> None:
         """Remove what a run has written, and nothing else."""
@@ -136,9 +139,9 @@ class Recorder:
         lines = self._rounds.read_bytes().splitlines()[:done] if self._rounds.exists() else []
         try:
             logs = [RoundLog.from_line(line.decode()) for line in lines]
-        except (TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise RunFolderError(
-                f"{self._rounds} is damaged ({error}): start again with --overwrite."
+                f"{self._rounds} is damaged ({error!r}): start again with --overwrite."
             ) from error
         if len(logs) < done:
             raise RunFolderError(

@@ -1,0 +1,336 @@
+"""`coterie run`, as a person and as a program use it."""
+
+import importlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import coterie
+from coterie.cli.main import app
+from coterie.errors import ConfigError
+
+cli = importlib.import_module("coterie.cli.main")  # `coterie.cli.main` is the function
+
+SMALL = [
+    *("--data", "mixed-regression", "--clients", "8", "--set", "data.dim=3", "--set", "data.examples=6"),
+    *("--k", "2", "--n-init", "2", "--rounds", "20", "--seed", "5", "--set", "local.steps=2"),
+]
+
+
+def invoke(*arguments):
+    """Run the command in this process; columns are wide, so that help is not wrapped."""
+    env = {"COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"}
+    return CliRunner().invoke(app, list(map(str, arguments)), env=env)
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run: its folder, and what was printed."""
+    path = tmp_path_factory.mktemp("runs") / "a"
+    return path, invoke("run", *SMALL, "--out", path)
+
+
+def test_a_run_ends_well_and_leaves_everything_in_its_folder(finished):
+    path, answer = finished
+    assert answer.exit_code == 0, answer.output
+    for name in (
+        "experiment.toml",
+        "rounds.jsonl",
+        "clustering.json",
+        "models.safetensors",
+        "evaluation.json",
+    ):
+        assert (path / name).exists()
+        assert (path / "baselines" / "global" / name).exists()
+        assert (path / "baselines" / "local" / name).exists()
+    assert len((path / "rounds.jsonl").read_text().splitlines()) == 20
+    found = coterie.load(path)
+    assert len(found.assignment) == 8 and found.algorithm["k"] == 2 and found.seed == 5
+
+
+def test_the_results_are_printed_and_where_they_are(finished):
+    path, answer = finished
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    assert [row[0] for row in rows if len(row) > 5 and row[0] in ("ifca", "global", "local")] == [
+        "ifca",
+        "global",
+        "local",
+    ]
+    assert ["true", "0", "true", "1"] in rows
+    assert f"The run is in {path}. See it in pictures: coterie report {path}" in answer.stdout
+
+
+def test_piped_progress_is_plain_lines_on_stderr(finished):
+    _, answer = finished
+    lines = answer.stderr.splitlines()
+    form = r"(ifca|global|local): round \d+/20, loss \d+\.\d{4}, clusters( \d+)+, [\d.]+ rounds/s"
+    assert all(re.fullmatch(form, line) for line in lines), answer.stderr
+    rounds = [line.split(", ")[0] for line in lines]
+    assert rounds == [
+        f"{name}: round {t}/20" for name in ("ifca", "global", "local") for t in range(2, 21, 2)
+    ]
+    assert "\x1b" not in answer.stderr
+
+
+def test_json_is_one_object_and_nothing_else(finished):
+    path, _ = finished
+    answer = invoke("run", *SMALL, "--out", path, "--resume", "--json")
+    assert answer.exit_code == 0 and answer.stdout.count("\n") == 1
+    content = json.loads(answer.stdout)
+    assert content["folder"] == str(path) and content["clients"] == 8
+    assert [row["method"] for row in content["rows"]] == ["ifca", "global", "local"]
+    assert all(row["rounds"] == 20 and row["accuracy"] is None for row in content["rows"])
+    assert sum(map(sum, content["matrix"])) == 8
+
+
+def test_a_finished_run_is_not_computed_again(finished):
+    path, _ = finished
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    answer = invoke("run", "--resume", "--out", path)
+    assert answer.exit_code == 0 and answer.stderr == ""
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+
+
+def test_overwrite_computes_it_again(finished, tmp_path):
+    path = tmp_path / "b"
+    assert invoke("run", *SMALL, "--baselines", "none", "--out", path).exit_code == 0
+    answer = invoke("run", *SMALL, "--baselines", "none", "--seed", "6", "--out", path, "--overwrite")
+    assert answer.exit_code == 0, answer.output
+    assert coterie.load(path).seed == 6 and not (path / "baselines").exists()
+
+
+def test_a_run_in_which_nobody_answers_still_ends(tmp_path):
+    path = tmp_path / "a"
+    few = ["--rounds", 1, "--baselines", "none", "--set", "simulation.drop=0.999999"]
+    answer = invoke("run", *SMALL, *few, "--out", path, "--json")
+    assert answer.exit_code == 0, answer.output
+    row = json.loads(answer.stdout)["rows"][0]
+    assert row["loss"] is not None
+    assert json.loads((path / "evaluation.json").read_text())["test"]["chosen_by"] == "shard"
+    assert invoke("run", "--out", path, "--resume").exit_code == 0
+
+
+@pytest.mark.parametrize("rounds", [1, 30])
+def test_a_run_that_diverges_says_so(tmp_path, rounds):
+    few = ["--rounds", rounds, "--baselines", "none", "--set", "local.lr=1e30"]
+    answer = invoke("run", *SMALL, *few, "--out", tmp_path / "a")
+    assert answer.exit_code == 2
+    assert "training diverged in" in answer.stderr and "lower the learning rate" in answer.stderr
+
+
+def test_a_report_of_it_can_be_made(finished):
+    path, _ = finished
+    answer = invoke("report", path)
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout.strip() == f"The report is {(path / 'report.html').resolve().as_uri()}"
+    assert (path / "report.html").stat().st_size > 1000
+
+
+# -- what is run ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command would run, without running it."""
+    calls = []
+
+    def execute(experiment, folder, **options):
+        calls.append((experiment, folder, options))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(cli, "execute", execute)
+
+    def of(*arguments):
+        answer = invoke("run", *arguments)
+        assert answer.stderr == "error: enough\n", answer.output
+        return calls[-1]
+
+    return of
+
+
+def test_without_options_the_defaults_are_run(asked):
+    experiment, folder, options = asked()
+    assert experiment.algorithm == {"name": "ifca", "k": 4, "rounds": 60, "n_init": 5}
+    assert experiment.data == {"name": "rotated-digits"}
+    assert experiment.local == {"name": "sgd", "lr": 0.1, "steps": 10}
+    assert experiment.seed == 0 and experiment.baselines == ("global", "local")
+    assert str(folder.path) == "runs/ifca-rotated-digits-0"
+    assert (options["resume"], options["overwrite"], options["checkpoint_every"]) == (False, False, 5.0)
+
+
+@pytest.mark.parametrize(
+    "option, section, expected",
+    [
+        (("--k", 3), "algorithm", {"name": "ifca", "k": 3, "rounds": 60, "n_init": 5}),
+        (("--rounds", 7), "algorithm", {"name": "ifca", "k": 4, "rounds": 7, "n_init": 5}),
+        (("--n-init", 2), "algorithm", {"name": "ifca", "k": 4, "rounds": 60, "n_init": 2}),
+        (("--algorithm", "global"), "algorithm", {"name": "global", "rounds": 60}),
+        (("--algorithm", "local", "--rounds", 7), "algorithm", {"name": "local", "rounds": 7}),
+        (("--data", "mixed-regression"), "data", {"name": "mixed-regression"}),
+        (("--clients", 8), "data", {"name": "rotated-digits", "clients": 8}),
+        (("--seed", 9), "seed", 9),
+        (("--baselines", "none"), "baselines", ()),
+        (("--baselines", "local, global"), "baselines", ("local", "global")),
+        (("--set", "local.lr=0.05"), "local", {"name": "sgd", "lr": 0.05, "steps": 10}),
+        (("--set", " loss = squared "), "loss", "squared"),
+        (
+            ("--set", "data.rotations=[0, 180]"),
+            "data",
+            {"name": "rotated-digits", "rotations": [0, 180]},
+        ),
+        (("--set", "seed=3", "--set", "seed=4"), "seed", 4),
+        (("--set", "simulation.batch=auto"), "simulation", {"batch": "auto"}),
+        (
+            ("--set", "model.name=linear", "--set", "model.bias=true"),
+            "model",
+            {"name": "linear", "bias": True},
+        ),
+    ],
+)
+def test_an_option_changes_one_setting(asked, option, section, expected):
+    assert getattr(asked(*option)[0], section) == expected
+
+
+@pytest.mark.parametrize("text, value", [("0.5", 0.5), ("1.0", 1.0), ("1", 1), ("20", 20)])
+def test_participation_is_a_fraction_or_a_number(asked, text, value):
+    share = asked("--participation", text)[0].algorithm["participation"]
+    assert share == value and type(share) is type(value)
+
+
+def test_options_come_before_the_file(asked, tmp_path):
+    config = tmp_path / "experiment.toml"
+    config.write_text(
+        """
+        seed = 7
+        [data]
+        name = "mixed-regression"
+        dim = 3
+        [algorithm]
+        name = "ifca"
+        k = 3
+        rounds = 9
+        """
+    )
+    experiment, folder, _ = asked("--config", config, "--k", 2, "--out", tmp_path / "x")
+    assert experiment.algorithm == {"name": "ifca", "k": 2, "rounds": 9}
+    assert experiment.data == {"name": "mixed-regression", "dim": 3} and experiment.seed == 7
+    assert folder.path == tmp_path / "x"
+    # another algorithm has other settings, but as many rounds
+    assert asked("--config", config, "--algorithm", "global")[0].algorithm == {"name": "global", "rounds": 9}
+    # the same one keeps them
+    assert asked("--config", config, "--algorithm", "ifca")[0].algorithm["k"] == 3
+    # another data set has other settings
+    assert asked("--config", config, "--data", "inverted-digits")[0].data == {"name": "inverted-digits"}
+
+
+def test_the_former_algorithm_can_be_asked_for_again(asked, tmp_path):
+    config = tmp_path / "experiment.toml"
+    config.write_text("[algorithm]\nname = 'global'\n")
+    assert asked("--config", config, "--algorithm", "ifca")[0].algorithm["k"] == 4
+
+
+def test_the_folder_is_named_after_the_run(asked):
+    folder = asked("--algorithm", "global", "--data", "mixed-regression", "--seed", 3)[1]
+    assert str(folder.path) == "runs/global-mixed-regression-3"
+
+
+def test_resuming_takes_the_settings_of_the_folder(asked, finished):
+    path, _ = finished
+    experiment, folder, options = asked("--resume", "--out", path)
+    assert experiment == folder.experiment() and experiment.algorithm["rounds"] == 20
+    assert options["resume"]
+
+
+def test_resuming_with_settings_starts_where_there_is_nothing_yet(asked, tmp_path):
+    experiment, _, options = asked("--resume", "--out", tmp_path / "new", "--k", 3)
+    assert experiment.algorithm["k"] == 3 and options["resume"]
+
+
+def test_resuming_without_options_continues_the_default_run(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    default = tmp_path / "runs" / "ifca-rotated-digits-0"
+    default.mkdir(parents=True)
+    (default / "experiment.toml").write_text("[algorithm]\nname = 'ifca'\nk = 3\n")
+    assert asked("--resume")[0].algorithm["k"] == 3
+
+
+def test_the_interval_of_checkpoints_is_an_option(asked):
+    experiment, _, options = asked("--checkpoint-every", 0.5)
+    assert options["checkpoint_every"] == 0.5
+    assert "checkpoint" not in experiment.to_toml()
+
+
+# -- help -------------------------------------------------------------------------------------------------
+
+
+def test_help_of_a_command_tells_of_every_option():
+    command = typer.main.get_command(app)
+    assert set(command.commands) == {"run", "report"}
+    for name, sub in command.commands.items():
+        answer = invoke(name, "--help")
+        text = plain(answer.stdout)
+        assert answer.exit_code == 0 and "Usage:" in text
+        assert sub.help.split(":")[0] in text
+        for option in sub.params:
+            assert option.opts[0] in text
+            assert option.help and option.help.replace("`", "").split(".")[0] in text
+    assert "[default: ifca]" in plain(invoke("run", "--help").stdout)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_command_alone_tells_what_there_is(arguments):
+    text = plain(invoke(*arguments).stdout)
+    assert "Find the groups hidden among federated clients" in text
+    assert "run" in text and "report" in text and "--version" in text
+
+
+# -- in a process of its own ------------------------------------------------------------------------------
+
+
+def test_the_version_of_the_installed_command():
+    command = os.path.join(os.path.dirname(sys.executable), "coterie")
+    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert answer.stdout == f"coterie {coterie.__version__}\n" and answer.stderr == ""
+
+
+def test_on_a_terminal_progress_is_a_bar_and_json_is_still_json(tmp_path):
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "coterie", "run", *SMALL, "--baselines", "none", "--json"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "a")],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:  # Linux says so when the other side has closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(controller)
+    content, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, shown.decode()
+    assert json.loads(content)["rows"][0]["rounds"] == 20
+    text = shown.decode()
+    assert "\x1b[" in text
+    last = plain(text).replace("\r", "\n").strip().splitlines()[-1]
+    for part in ("ifca", "━", "20/20", "loss 0.", "clusters ", "rounds/s"):
+        assert part in last
+    assert tomllib.loads((tmp_path / "a" / "experiment.toml").read_text())["baselines"] == []

@@ -1,0 +1,416 @@
+"""The run folder: whose it is, and what is written into it as a run happens."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from coterie import storage
+from coterie.algorithms.rounds import State
+from coterie.clustering.history import RoundLog
+from coterie.errors import RunFolderError, StorageError
+from coterie.run import folder as folder_module
+from coterie.run.config import Experiment
+from coterie.run.folder import CHECKPOINT, EXPERIMENT, OURS, Recorder, RunFolder
+
+ONE = Experiment.read({"seed": 1})
+OTHER = Experiment.read({"seed": 2})
+
+
+def sentence(raised):
+    message = str(raised.value)
+    assert "\n" not in message and message.endswith(".")
+    return message
+
+
+def claim(path, experiment=ONE, resume=False, overwrite=False):
+    RunFolder(path).claim(experiment, resume, overwrite)
+
+
+def names(path):
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+# -- whose it is ------------------------------------------------------------------------------------------
+
+
+def test_a_new_folder_is_made_and_says_whose_it_is(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "a")
+    assert not folder.exists
+    folder.claim(ONE, resume=False, overwrite=False)
+    assert folder.exists and not folder.finished
+    assert folder.experiment() == ONE
+    assert names(folder.path) == [EXPERIMENT]
+
+
+def test_a_folder_that_holds_other_things_can_be_used(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    claim(tmp_path)
+    assert RunFolder(tmp_path).experiment() == ONE
+
+
+def test_the_same_run_again_needs_to_be_told_what_to_do(tmp_path):
+    claim(tmp_path)
+    with pytest.raises(RunFolderError) as raised:
+        claim(tmp_path)
+    assert f"{tmp_path} already holds this run" in sentence(raised)
+    assert "--resume" in str(raised.value) and "--overwrite" in str(raised.value)
+    claim(tmp_path, resume=True)
+    assert RunFolder(tmp_path).experiment() == ONE
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_another_experiments_folder_is_refused_and_left_alone(tmp_path, resume):
+    claim(tmp_path)
+    with pytest.raises(RunFolderError) as raised:
+        claim(tmp_path, OTHER, resume=resume)
+    assert "belongs to another experiment: its seed is 1, here it is 2." in sentence(raised)
+    assert RunFolder(tmp_path).experiment() == ONE
+
+
+def fill(path):
+    """All that a run with a baseline writes, and beside it what a user put there."""
+    claim(path)
+    for where in (path, path / "baselines" / "global"):
+        for name in OURS:
+            if not (where / name).exists():
+                storage.write_text(where / name, "old")
+    strangers = ["notes.txt", "baselines/notes.txt", "baselines/global/notes.txt", "baselines/own/notes.txt"]
+    for name in (*strangers, "plots/rounds.jsonl"):
+        storage.write_text(path / name, "mine")
+    return sorted([*strangers, "plots/rounds.jsonl"])
+
+
+def test_overwriting_removes_what_a_run_has_written_and_nothing_else(tmp_path):
+    strangers = fill(tmp_path)
+    claim(tmp_path, OTHER, overwrite=True)
+    assert names(tmp_path) == sorted([*strangers, EXPERIMENT])
+    assert RunFolder(tmp_path).experiment() == OTHER
+
+
+def test_overwriting_removes_the_folders_of_baselines(tmp_path):
+    claim(tmp_path)
+    RunFolder(tmp_path).baseline("local").claim(ONE, resume=False, overwrite=False)
+    claim(tmp_path, OTHER, overwrite=True)
+    assert os.listdir(tmp_path) == [EXPERIMENT]
+
+
+def test_overwriting_nothing_is_a_new_run(tmp_path):
+    claim(tmp_path / "new", overwrite=True)
+    assert RunFolder(tmp_path / "new").experiment() == ONE
+
+
+def test_what_is_left_when_overwriting_is_killed_never_passes_for_the_new_run(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    unlink, left = Path.unlink, 0
+
+    def unlink_some(self, missing_ok=False):
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        unlink(self, missing_ok)
+
+    for moment in range(3 * len(OURS)):  # of the run and of the two folders below baselines/
+        path = tmp_path / str(moment)
+        fill(path)
+        left = moment
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", unlink_some)
+            with pytest.raises(Killed):
+                claim(path, OTHER, overwrite=True)
+        with pytest.raises(RunFolderError, match="another experiment"):
+            claim(path, OTHER, resume=True)
+        claim(path, OTHER, overwrite=True)
+        assert RunFolder(path).experiment() == OTHER and not (path / CHECKPOINT).exists()
+    left = 3 * len(OURS)
+    fill(tmp_path / "enough")
+    monkeypatch.setattr(Path, "unlink", unlink_some)
+    claim(tmp_path / "enough", OTHER, overwrite=True)  # there were no further moments
+
+
+@pytest.mark.parametrize("name", sorted(set(OURS) - {EXPERIMENT}))
+@pytest.mark.parametrize("resume", [False, True])
+def test_files_of_a_run_without_its_experiment_are_not_continued(tmp_path, name, resume):
+    (tmp_path / name).write_text("whose?")
+    with pytest.raises(RunFolderError) as raised:
+        claim(tmp_path, resume=resume)
+    assert f"{tmp_path} holds files of a run but no experiment.toml" in sentence(raised)
+    assert names(tmp_path) == [name]
+
+
+def test_a_folder_without_a_run_says_so(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunFolderError) as raised:
+            RunFolder(path).experiment()
+        assert sentence(raised) == f"{path} holds no run (experiment.toml is missing)."
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        (b"seed = ", "is not valid TOML"),
+        (b"\xff\xfe", "is not valid TOML"),
+        (b"sed = 3", "sed: there is no such setting."),
+        (b"[algorithm]\nname = 'ifca'", "algorithm.k: this setting is required."),
+    ],
+)
+def test_a_damaged_experiment_is_named(tmp_path, content, reason):
+    (tmp_path / EXPERIMENT).write_bytes(content)
+    for use in (RunFolder(tmp_path).experiment, lambda: claim(tmp_path, resume=True)):
+        with pytest.raises(RunFolderError) as raised:
+            use()
+        assert sentence(raised).startswith(f"{tmp_path / EXPERIMENT} is damaged: ")
+        assert reason in str(raised.value)
+    claim(tmp_path, overwrite=True)
+    assert RunFolder(tmp_path).experiment() == ONE
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_no_folder(tmp_path, overwrite):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunFolderError) as raised:
+        claim(tmp_path / "file", overwrite=overwrite)
+    assert sentence(raised) == f"{tmp_path / 'file'} is not a folder: choose another --out."
+    with pytest.raises(StorageError) as raised:
+        claim(tmp_path / "file" / "run", overwrite=overwrite)
+    assert f"cannot write {tmp_path / 'file' / 'run'}" in sentence(raised)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# -- what is written --------------------------------------------------------------------------------------
+
+START = State({"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}, jnp.full((2, 4), -1, jnp.int32))
+
+
+def state_after(done):
+    models = {"w": jnp.arange(6.0).reshape(2, 3) / 7 + done, "b": jnp.full(2, done, jnp.float32)}
+    return State(models, jnp.full((2, 4), done, jnp.int32))
+
+
+def log_of(number):
+    return RoundLog(
+        round=number,
+        loss=[1 / (number + 3), float("nan")],
+        changed=[1, 0],
+        sizes=[[1], []],
+        moved=[[[0, 0]], []],
+        asked=4,
+        answered=4,
+        bytes_down=8,
+        bytes_up=8,
+        seconds=0.1,
+    )
+
+
+def record(folder, rounds, every=0.0, show=None, first=0):
+    """Go through rounds as an algorithm does."""
+    recorder = Recorder(folder, show, every)
+    recorder.resume(START)
+    for t in range(first, rounds):
+        recorder.after(state_after(t + 1), [log_of(t)], t + 1)
+
+
+def resumed(folder, show=None):
+    return Recorder(folder, show).resume(START)
+
+
+def same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.asarray(x).tobytes() == np.asarray(y).tobytes() and x.dtype == y.dtype
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def same_logs(a, b):
+    return [log.to_line() for log in a] == [
+        log.to_line() for log in b
+    ]  # as lines: NaN is not equal to itself
+
+
+@pytest.fixture
+def folder(tmp_path):
+    claim(tmp_path)
+    return RunFolder(tmp_path)
+
+
+def test_a_new_run_starts_from_the_initial_state(folder):
+    state, logs = resumed(folder)
+    assert state is START and logs == []
+
+
+def test_every_round_is_a_line_at_once(folder):
+    recorder = Recorder(folder, every=1e9)
+    recorder.resume(START)
+    for t in range(3):
+        recorder.after(state_after(t + 1), [log_of(t)], t + 1)
+        lines = (folder.path / "rounds.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == list(range(t + 1))
+    assert not (folder.path / CHECKPOINT).exists()
+
+
+def test_a_run_continues_from_its_checkpoint(folder):
+    record(folder, rounds=5)
+    state, logs = resumed(folder)
+    assert same(state, state_after(5))
+    assert same_logs(logs, [log_of(t) for t in range(5)])
+
+
+def test_several_rounds_can_be_recorded_at_once(folder):
+    recorder = Recorder(folder, every=0)
+    recorder.resume(START)
+    recorder.after(state_after(3), [log_of(t) for t in range(3)], 3)
+    state, logs = resumed(folder)
+    assert same(state, state_after(3)) and len(logs) == 3
+
+
+def test_the_state_is_kept_every_so_many_seconds(folder, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(folder_module.time, "monotonic", lambda: now)
+    recorder = Recorder(folder, every=5)
+    recorder.resume(START)
+    kept = []
+    for t, seconds in enumerate([3, 1, 1, 4.9, 0.1, 30, 1]):
+        now += seconds
+        recorder.after(state_after(t + 1), [log_of(t)], t + 1)
+        kept.append(len(rounds_kept(folder)))
+    assert kept == [0, 0, 3, 3, 5, 6, 6]
+
+
+def rounds_kept(folder):
+    """The rounds that a run killed now would not compute again."""
+    rounds = folder.path / "rounds.jsonl"
+    content = rounds.read_bytes()
+    _, logs = resumed(folder)
+    rounds.write_bytes(content)  # resuming has shortened it
+    return logs
+
+
+@pytest.mark.parametrize(
+    "tail", [b"", b"{", b'{"round":3,"lo', b"\xff\xfe\x00", log_of(3).to_line().encode()]
+)
+def test_rounds_after_the_checkpoint_are_computed_again(folder, tail):
+    record(folder, rounds=3)
+    rounds = folder.path / "rounds.jsonl"
+    whole = rounds.read_bytes()
+    rounds.write_bytes(whole + tail)
+    state, logs = resumed(folder)
+    assert same(state, state_after(3)) and len(logs) == 3
+    assert rounds.read_bytes() == whole
+
+
+def test_without_a_checkpoint_all_rounds_are_computed_again(folder):
+    record(folder, rounds=3, every=1e9)
+    state, logs = resumed(folder)
+    assert state is START and logs == []
+    assert (folder.path / "rounds.jsonl").read_bytes() == b""
+
+
+def test_what_is_recorded_is_shown(folder):
+    shown = []
+    record(folder, rounds=3, show=lambda logs, done: shown.append(([log.round for log in logs], done)))
+    assert shown == [([0], 1), ([1], 2), ([2], 3)]
+    shown.clear()
+    resumed(folder, show=lambda logs, done: shown.append(([log.round for log in logs], done)))
+    assert shown == [([0, 1, 2], 3)]
+
+
+def other_arrays(**changes):
+    arrays = {"models.w": np.zeros((2, 3)), "models.b": np.zeros(2), "assignment": np.zeros((2, 4), np.int32)}
+    return {name: a for name, a in {**arrays, **changes}.items() if a is not None}
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), ""),
+        (lambda path: path.write_bytes(path.read_bytes()[:9]), ""),
+        (lambda path: path.write_bytes(b""), ""),
+        (lambda path: path.write_bytes(b"\xff" * 200), ""),
+        (lambda path: storage.write_arrays(path, other_arrays()), "rounds"),
+        (lambda path: storage.write_arrays(path, other_arrays(), {"rounds": "many"}), "many"),
+        (
+            lambda path: storage.write_arrays(
+                path, other_arrays(**{"models.w": np.zeros((2, 4))}), {"rounds": "3"}
+            ),
+            "'models.w' has shape (2, 4), not (2, 3)",
+        ),
+        (
+            lambda path: storage.write_arrays(path, other_arrays(**{"models.b": None}), {"rounds": "3"}),
+            "'models.b' is on one side only",
+        ),
+        (
+            lambda path: storage.write_arrays(path, other_arrays(extra=np.zeros(1)), {"rounds": "3"}),
+            "'extra' is on one side only",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(folder, damage, reason):
+    record(folder, rounds=3)
+    damage(folder.path / CHECKPOINT)
+    with pytest.raises(RunFolderError) as raised:
+        resumed(folder)
+    message = sentence(raised)
+    assert message.startswith(f"{folder.path / CHECKPOINT} does not fit this experiment (")
+    assert reason in message and message.endswith("): start again with --overwrite.")
+
+
+@pytest.mark.parametrize(
+    "keep, reason",
+    [
+        (lambda lines: lines[:2], "lacks rounds that were computed"),
+        (lambda lines: [], "lacks rounds that were computed"),
+        (lambda lines: None, "lacks rounds that were computed"),
+        (lambda lines: [lines[0], lines[1][:20] + b"\n", lines[2]], "is damaged"),
+        (lambda lines: [lines[0], b"\xff\n", lines[2]], "is damaged"),
+        (lambda lines: [lines[0], b"{}\n", lines[2]], "is damaged"),
+        (lambda lines: [lines[0], b"3\n", lines[2]], "is damaged"),
+    ],
+)
+def test_rounds_that_are_missing_or_damaged_are_refused(folder, keep, reason):
+    record(folder, rounds=3)
+    rounds = folder.path / "rounds.jsonl"
+    kept = keep(rounds.read_bytes().splitlines(keepends=True))
+    if kept is None:
+        rounds.unlink()
+    else:
+        rounds.write_bytes(b"".join(kept))
+    with pytest.raises(RunFolderError) as raised:
+        resumed(folder)
+    assert sentence(raised).startswith(f"{rounds} {reason}")
+    assert "--overwrite" in str(raised.value)
+    assert not rounds.exists() or rounds.read_bytes() == b"".join(kept)  # nothing is made worse
+
+
+@pytest.mark.parametrize("full_at", [1, 2])
+def test_a_full_disk_leaves_the_earlier_checkpoint_intact(folder, monkeypatch, full_at):
+    """The first write of a round is its line, the second the checkpoint."""
+    record(folder, rounds=3)
+    recorder = Recorder(folder, every=0)
+    recorder.resume(START)
+    before = (folder.path / CHECKPOINT).read_bytes()
+    calls = 0
+
+    def fsync(file):
+        nonlocal calls
+        calls += 1
+        if calls >= full_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        with pytest.raises(StorageError) as raised:
+            recorder.after(state_after(4), [log_of(3)], 4)
+    assert "No space left on device" in str(raised.value) and "\n" not in str(raised.value)
+    assert calls == full_at
+    assert (folder.path / CHECKPOINT).read_bytes() == before
+    state, logs = resumed(folder)
+    assert same(state, state_after(3)) and len(logs) == 3
+    assert sorted(os.listdir(folder.path)) == [CHECKPOINT, EXPERIMENT, "rounds.jsonl"]

@@ -1,0 +1,110 @@
+"""What a person sees while rounds are computed."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from coterie.clustering.history import RoundLog
+from coterie.run.progress import bar, lines, rate, status
+
+
+def log_of(number, loss=(0.5,), sizes=((3, 1),), seconds=0.25):
+    restarts = len(loss)
+    return RoundLog(
+        round=number,
+        loss=list(loss),
+        changed=[0] * restarts,
+        sizes=[list(s) for s in sizes],
+        moved=[[] for _ in loss],
+        asked=4,
+        answered=4,
+        bytes_down=0,
+        bytes_up=0,
+        seconds=seconds,
+    )
+
+
+def console(terminal):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=140, _environ={})
+
+
+def plain(of):
+    """What a console was told, without colours and movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", of.file.getvalue())
+
+
+def printed(rounds, steps):
+    """The lines for a run whose rounds come in the given steps."""
+    out, done = console(False), 0
+    with lines(out, "ifca", rounds) as show:
+        for step in steps:
+            show([log_of(done + i) for i in range(step)], done + step)
+            done += step
+    return out.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    "log, words",
+    [
+        (log_of(0), ("0.5000", "clusters 3 1")),
+        (log_of(0, (0.5, 0.25), ((4,), (2, 2))), ("0.2500", "clusters 2 2")),
+        (log_of(0, (float("nan"), 0.75), ((4,), (2, 2))), ("0.7500", "clusters 2 2")),
+        (log_of(0, (float("nan"),), ((4,),)), ("nan", "clusters 4")),
+        (log_of(0, (0.1,), ((1,) * 8,)), ("0.1000", "clusters 1 1 1 1 1 1 1 1")),
+        (log_of(0, (0.1,), ((1,) * 9,)), ("0.1000", "9 clusters")),
+    ],
+)
+def test_the_best_restart_is_shown(log, words):
+    assert status(log) == words
+
+
+def test_rounds_per_second_are_those_of_the_rounds_given():
+    assert rate([log_of(0, seconds=0.25)]) == "4.0"
+    assert rate([log_of(0, seconds=0.5), log_of(1, seconds=1.5)]) == "1.0"
+    assert rate([log_of(0, seconds=0.0)]) == "–"
+
+
+def test_about_every_tenth_round_is_a_plain_line():
+    assert printed(50, [1] * 50) == [
+        f"ifca: round {done}/50, loss 0.5000, clusters 3 1, 4.0 rounds/s" for done in range(5, 51, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    "rounds, steps, shown",
+    [
+        (3, [1, 1, 1], [1, 2, 3]),
+        (25, [1] * 25, [*range(2, 25, 2), 25]),
+        (100, [30, 5, 1, 1, 3, 60], [30, 40, 100]),
+        (100, [95, 1, 1, 1, 1, 1], [95, 100]),
+    ],
+)
+def test_lines_come_with_whole_tenths_however_rounds_come(rounds, steps, shown):
+    assert [int(line.split("/")[0].split()[-1]) for line in printed(rounds, steps)] == shown
+
+
+def test_a_long_line_is_not_broken():
+    out = Console(file=io.StringIO(), force_terminal=False, width=20)
+    with lines(out, "ifca", 1) as show:
+        show([log_of(0)], 1)
+    assert out.file.getvalue() == "ifca: round 1/1, loss 0.5000, clusters 3 1, 4.0 rounds/s\n"
+
+
+def test_on_a_terminal_a_bar_tells_round_loss_sizes_and_speed():
+    out = console(True)
+    with bar(out, "ifca", 50) as show:
+        show([log_of(0)], 1)
+        show([log_of(1, (0.125,), ((2, 2),))], 2)
+    last = plain(out).splitlines()[-1]
+    for part in ("ifca", "2/50", "loss 0.1250", "clusters 2 2", "4.0 rounds/s", "━"):
+        assert part in last
+    assert "\x1b[" in out.file.getvalue()
+
+
+def test_a_bar_can_be_shown_before_there_are_rounds():
+    out = console(True)
+    with bar(out, "ifca", 50):
+        pass
+    assert "0/50" in plain(out) and "clusters –" in plain(out)

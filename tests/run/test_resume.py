@@ -1,0 +1,325 @@
+"""A run that was interrupted, at whatever moment, ends bit-identical to one that never was."""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import jax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from coterie.cli.main import app
+from coterie.errors import StorageError
+from coterie.federation import tuning
+from coterie.run import folder as folder_module
+from coterie.run.config import Experiment
+from coterie.run.execute import execute
+from coterie.run.folder import RunFolder
+
+# minibatches, restarts and partial participation: randomness in every place where a run has it
+CONTENT = {
+    "seed": 3,
+    "data": {"name": "mixed-regression", "clients": 12, "examples": 12, "dim": 3},
+    "local": {"name": "sgd", "lr": 0.05, "epochs": 1, "batch_size": 5},
+    "algorithm": {"name": "ifca", "k": 2, "rounds": 3, "n_init": 2, "participation": 0.5},
+    "baselines": ["global"],
+}
+SHORT = Experiment.read(CONTENT)
+LONG = Experiment.read(
+    {**CONTENT, "baselines": ["local"], "algorithm": {**CONTENT["algorithm"], "rounds": 30}}
+)
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
+def run(experiment, path, resume=False, every=0.0, show=None):
+    def progress(name, rounds):
+        return contextlib.nullcontext(None if show is None else partial(show, name))
+
+    execute(experiment, RunFolder(path), resume=resume, checkpoint_every=every, progress=progress)
+
+
+def result(path):
+    """All that a run has found, of its baselines too; not how many seconds it took."""
+    found = {}
+    for file in sorted(path.rglob("*")):
+        name = str(file.relative_to(path))
+        if file.name == "rounds.jsonl":
+            lines = map(json.loads, file.read_text().splitlines())
+            # as text, since NaN is not equal to itself
+            found[name] = [json.dumps({k: v for k, v in line.items() if k != "seconds"}) for line in lines]
+        elif file.is_file() and not file.name.startswith((".", "checkpoint", "batch")):
+            found[name] = file.read_bytes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """What the short run finds when it is left alone."""
+    path = tmp_path_factory.mktemp("short")
+    run(SHORT, path)
+    found = result(path)
+    assert {"models.safetensors", "baselines/global/models.safetensors", "evaluation.json"} < found.keys()
+    assert len(found["rounds.jsonl"]) == 3
+    return found
+
+
+@pytest.fixture(scope="module")
+def long_uninterrupted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("long")
+    run(LONG, path)
+    return result(path)
+
+
+# -- every moment at which something is on its way to the disk --------------------------------------------
+
+
+@contextlib.contextmanager
+def failing(at, failure):
+    """Let the first `at` calls that write to the disk through, and no other; yields how many there were.
+
+    A line of rounds.jsonl that is on its way when it happens ends up half written.
+    """
+    fsync, replace, calls = os.fsync, os.replace, itertools.count()
+
+    def check(file=None):
+        if next(calls) < at:
+            return
+        if file is not None:
+            os.ftruncate(file, max(0, os.fstat(file).st_size - 7))
+        raise failure
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", check)
+        patched.setattr(os, "replace", lambda *a: (check(), replace(*a)))
+        yield lambda: next(calls)
+    assert os.fsync is fsync
+
+
+def moments(path):
+    with failing(10**9, Killed()) as count:
+        run(SHORT, path)
+        return count()
+
+
+def test_killed_at_any_write_it_ends_the_same(uninterrupted, tmp_path):
+    total = moments(tmp_path / "count")
+    assert total > 40  # two baselines' worth of lines, checkpoints, results
+    for moment in range(total):
+        path = tmp_path / str(moment)
+        with failing(moment, Killed()), pytest.raises(Killed):
+            run(SHORT, path)
+        run(SHORT, path, resume=True)
+        assert result(path) == uninterrupted, f"killed at write {moment}"
+
+
+def test_with_a_full_disk_at_any_write_it_says_so_and_ends_the_same(uninterrupted, tmp_path):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for moment in range(0, moments(tmp_path / "count"), 5):  # writes repeat in twos and threes
+        path = tmp_path / str(moment)
+        with failing(moment, full), pytest.raises(StorageError, match="No space left on device") as raised:
+            run(SHORT, path)
+        assert "\n" not in str(raised.value)
+        run(SHORT, path, resume=True)
+        assert result(path) == uninterrupted, f"full at write {moment}"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_interrupted_by_an_exception_it_ends_the_same(uninterrupted, tmp_path, error):
+    def show(name, logs, done):
+        if done == 2:
+            raise error
+
+    with pytest.raises(error):
+        run(SHORT, tmp_path, show=show)
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
+    run(SHORT, tmp_path, resume=True)
+    assert result(tmp_path) == uninterrupted
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    stops=st.lists(st.tuples(st.sampled_from(["ifca", "local"]), st.integers(1, 30)), min_size=1, max_size=4),
+    every=st.integers(0, 12),
+)
+def test_stopped_after_any_rounds_it_ends_the_same(
+    long_uninterrupted, tmp_path_factory, monkeypatch, stops, every
+):
+    """Checkpoints come every so many rounds: a clock that ticks when it is looked at."""
+    clock = itertools.count()
+    monkeypatch.setattr(folder_module.time, "monotonic", lambda: next(clock))
+    path = tmp_path_factory.mktemp("stopped")
+    for stop in stops:
+
+        def show(name, logs, done, stop=stop):
+            if (name, done) == stop:
+                raise Killed
+
+        with contextlib.suppress(Killed):
+            run(LONG, path, resume=True, every=every, show=show)
+    run(LONG, path, resume=True, every=every)
+    assert result(path) == long_uninterrupted
+
+
+def test_a_finished_run_resumed_changes_nothing(tmp_path, uninterrupted):
+    run(SHORT, tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    shown = []
+    began = time.perf_counter()
+    run(SHORT, tmp_path, resume=True, show=lambda *a: shown.append(a))
+    assert time.perf_counter() - began < 3
+    assert shown == []
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_the_interval_of_checkpoints_is_no_part_of_the_experiment(tmp_path, uninterrupted):
+    with failing(12, Killed()), pytest.raises(Killed):
+        run(SHORT, tmp_path, every=0)
+    run(SHORT, tmp_path, resume=True, every=1e9)
+    assert result(tmp_path) == uninterrupted
+
+
+# -- a disk that is really full ---------------------------------------------------------------------------
+
+PAGE = 4096
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 40 pages."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={40 * PAGE}", "none", str(tmp_path)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_disk_that_is_really_full(uninterrupted, small_disk):
+    (small_disk / "experiment.toml").write_text(SHORT.to_toml())
+    out, ballast = small_disk / "run", small_disk / "ballast"
+    command = ["run", "--config", str(small_disk / "experiment.toml"), "--out", str(out)]
+    command += ["--checkpoint-every", "0"]
+    refused = []
+    for free in range(1, 15, 2):
+        room = os.statvfs(small_disk).f_bavail
+        ballast.write_bytes(b"x" * PAGE * (room - free))
+        answer = CliRunner().invoke(app, command)
+        if answer.exit_code:
+            last = answer.stderr.splitlines()[-1]
+            assert answer.exit_code == 2 and isinstance(answer.exception, SystemExit)
+            assert last.startswith("error: cannot write ") and "No space left on device" in last
+            checkpoint = out / "checkpoint.safetensors"
+            refused.append(checkpoint.exists())
+        ballast.unlink()
+        answer = CliRunner().invoke(app, [*command, "--resume"])
+        assert answer.exit_code == 0, answer.stderr
+        assert result(out) == uninterrupted
+        assert not list(out.rglob("*.part"))
+        shutil.rmtree(out)
+    assert True in refused and False in refused  # it was full before and after there was a checkpoint
+
+
+def test_a_resumed_run_keeps_the_batches_it_began_with(tmp_path, monkeypatch):
+    """Batching decides rounding, and what is fastest may be measured differently the next time."""
+    experiment = Experiment.read({**CONTENT, "baselines": [], "algorithm": {"name": "global", "rounds": 4}})
+    monkeypatch.setattr(tuning, "SMALL", 0)
+
+    def measured(cache, best):
+        """As in a new process on a machine on which `best(candidates)` is the fastest."""
+        jax.clear_caches()
+        monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / cache))
+        asked = itertools.count()
+        monkeypatch.setattr(tuning, "_seconds", lambda program: best * next(asked))
+
+    def stop(name, logs, done):
+        if done == 2:
+            raise Killed
+
+    measured("cache-a", +1)
+    run(experiment, tmp_path / "whole")
+    measured("cache-b", +1)
+    with pytest.raises(Killed):
+        run(experiment, tmp_path / "stopped", show=stop)
+    notes = json.loads((tmp_path / "stopped" / "batch.json").read_text())
+    measured("cache-c", -1)
+    run(experiment, tmp_path / "stopped", resume=True)
+    after = json.loads((tmp_path / "stopped" / "batch.json").read_text())
+    assert notes and notes.items() <= after.items()
+    whole, stopped = result(tmp_path / "whole"), result(tmp_path / "stopped")
+    assert stopped["rounds.jsonl"] == whole["rounds.jsonl"]
+    assert stopped["models.safetensors"] == whole["models.safetensors"]
+
+
+# -- killed for real --------------------------------------------------------------------------------------
+
+OPTIONS = shlex.split(
+    "--data mixed-regression --clients 12 --set data.examples=12 --set data.dim=3 --seed 3 "
+    "--algorithm ifca --k 2 --n-init 2 --rounds 600 --participation 0.5 --baselines global "
+    "--set local.lr=0.05 --set local.batch_size=5 --set local.steps=3 --checkpoint-every 0.02"
+)
+
+
+def start(path, *options):
+    """The command in a process of its own, as a user starts it."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    with open(path.with_suffix(".err"), "a") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "coterie", "run", "--out", str(path), *(options or OPTIONS)],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
+        )
+
+
+def finish(path, *options):
+    process = start(path, *options)
+    assert process.wait(timeout=120) == 0, path.with_suffix(".err").read_text()
+
+
+def kill_when(path, moment, *options):
+    process = start(path, *options)
+    deadline = time.monotonic() + 120
+    while not moment() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait(timeout=60) == -signal.SIGKILL, path.with_suffix(".err").read_text()
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_the_same(tmp_path):
+    whole, path = tmp_path / "whole", tmp_path / "killed"
+    finish(whole)
+    expected = result(whole)
+    assert len(expected["rounds.jsonl"]) == 600
+
+    began = time.monotonic()
+    kill_when(path, lambda: time.monotonic() > began + 0.3)  # before anything was written
+    assert not path.exists()
+    kill_when(path, (path / "experiment.toml").exists, *OPTIONS, "--resume")  # while it compiles
+    assert lines(path / "rounds.jsonl") == 0
+    kill_when(path, lambda: lines(path / "rounds.jsonl") >= 100, "--resume", "--checkpoint-every", "0.02")
+    assert (path / "checkpoint.safetensors").exists() and not (path / "clustering.json").exists()
+    kill_when(path, (path / "clustering.json").exists, "--resume", "--checkpoint-every", "0.02")
+    assert not (path / "evaluation.json").exists()
+    baseline = path / "baselines" / "global"
+    kill_when(path, lambda: lines(baseline / "rounds.jsonl") >= 200, "--resume", "--checkpoint-every", "0")
+    assert (path / "evaluation.json").exists() and not (baseline / "clustering.json").exists()
+    finish(path, "--resume")
+    assert result(path) == expected

@@ -1,0 +1,173 @@
+"""A finished run in a few rows."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import coterie as ct
+from coterie import storage
+from coterie.cli.tables import show_summary
+from coterie.clustering import Clustering
+from coterie.clustering.history import History, RoundLog
+from coterie.data.shards import Spec
+from coterie.errors import RunFolderError
+from coterie.models import stacked
+from coterie.run.summary import Row, Summary, human_bytes, ordered_matrix, summarise
+
+
+def finished(path, name, assignment, rounds=3, evaluation=None):
+    """Write a finished run by hand."""
+    k = max(assignment) + 1
+    spec = Spec((2,), "float32", (), "float32")
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=1)).for_data(spec)
+    logs = [
+        RoundLog(t, [0.5], [0], [[1]], [[]], asked=4, answered=3, bytes_down=100, bytes_up=30, seconds=0.5)
+        for t in range(rounds)
+    ]
+    Clustering(
+        ids=np.arange(len(assignment)),
+        assignment=np.array(assignment, np.int32),
+        models=stacked.from_matrix(np.zeros((k, 2)), learner.shapes(spec)),
+        learner=learner,
+        spec=spec,
+        history=History(logs, len(assignment)),
+        algorithm={"name": name},
+    ).save(path)
+    content = {
+        "data": "four clients",
+        "truth": [0, 0, 1, 1],
+        "misclustering": 0.25,
+        "test": {"accuracy": 0.75, "loss": 0.5},
+        **(evaluation or {}),
+    }
+    storage.write_json(path / "evaluation.json", content)
+
+
+@pytest.fixture
+def run(tmp_path):
+    finished(tmp_path, "ifca", [1, 1, 0, 1])
+    return tmp_path
+
+
+def test_a_row_per_method_and_the_groups_against_the_truth(run):
+    regression = {"misclustering": None, "test": {"accuracy": None, "loss": 0.25}}
+    finished(run / "baselines" / "local", "local", [0, 1, 2, 3], rounds=2, evaluation=regression)
+    finished(run / "baselines" / "global", "global", [0, 0, 0, 0], evaluation={"test": None})
+    summary = summarise(run)
+    assert (summary.data, summary.clients) == ("four clients", 4)
+    assert summary.rows == (
+        Row("ifca", 0.75, 0.5, 0.25, clusters=2, rounds=3, bytes_moved=390, seconds=1.5),
+        Row("global", None, None, 0.25, clusters=1, rounds=3, bytes_moved=390, seconds=1.5),
+        Row("local", None, 0.25, None, clusters=4, rounds=2, bytes_moved=260, seconds=1.0),
+    )
+    assert summary.found == (1, 0)
+    assert summary.matrix == ((2, 1), (0, 1))
+
+
+def test_a_baseline_that_is_not_finished_has_no_row(run):
+    storage.write_text(run / "baselines" / "global" / "rounds.jsonl", "")
+    storage.write_text(run / "baselines" / "notes.txt", "")
+    assert [row.method for row in summarise(run).rows] == ["ifca"]
+
+
+def test_a_program_can_read_it(run):
+    content = json.loads(json.dumps(summarise(run).to_json(), allow_nan=False))
+    assert content["rows"][0]["accuracy"] == 0.75 and content["matrix"] == [[2, 1], [0, 1]]
+
+
+def test_without_a_truth_there_is_no_matrix(tmp_path):
+    finished(tmp_path, "ifca", [3, 1, 3, 1], evaluation={"truth": None, "misclustering": None})
+    summary = summarise(tmp_path)
+    assert summary.found == (1, 3) and summary.matrix is None
+
+
+@pytest.mark.parametrize("name", ["clustering.json", "evaluation.json", "models.safetensors"])
+def test_a_run_that_is_not_whole_is_refused(run, name):
+    (run / name).unlink()
+    with pytest.raises(RunFolderError, match=name):
+        summarise(run)
+
+
+@pytest.mark.parametrize("content", [{}, [], {"truth": None, "data": "x"}, "text"])
+def test_a_damaged_evaluation_is_refused(run, content):
+    storage.write_json(run / "evaluation.json", content)
+    with pytest.raises(RunFolderError, match=r"the evaluation\.json in .* is damaged"):
+        summarise(run)
+
+
+@pytest.mark.parametrize(
+    "found, truth, order, matrix",
+    [
+        # the names of clusters say nothing
+        ([0, 0, 1, 1], [0, 0, 1, 1], (0, 1), ((2, 0), (0, 2))),
+        ([1, 1, 0, 0], [0, 0, 1, 1], (1, 0), ((2, 0), (0, 2))),
+        # more found than true
+        ([2, 2, 0, 1, 1], [0, 0, 1, 1, 1], (2, 1, 0), ((2, 0), (0, 2), (0, 1))),
+        # fewer found than true
+        ([0, 0, 0, 1], [0, 1, 1, 2], (0, 1), ((1, 2, 0), (0, 0, 1))),
+        ([0, 0, 0], [0, 1, 2], (0,), ((1, 1, 1),)),
+        # a cluster without clients has no row, matched or not
+        ([2, 2, 0, 0], [0, 0, 1, 1], (2, 0), ((2, 0), (0, 2))),
+        ([3, 3, 0, 0], [0, 0, 1, 2], (3, 0), ((2, 0, 0), (0, 1, 1))),
+        # clients without a cluster count nowhere
+        ([-1, 0, 1, -1], [0, 0, 1, 1], (0, 1), ((1, 0), (0, 1))),
+        ([-1, -1], [0, 1], (), ()),
+    ],
+)
+def test_the_best_match_lies_on_the_diagonal(found, truth, order, matrix):
+    assert ordered_matrix(np.array(found), truth) == (order, matrix)
+
+
+def test_without_a_truth_clusters_are_those_that_have_clients():
+    assert ordered_matrix(np.array([2, -1, 0, 2]), None) == ((0, 2), None)
+
+
+@pytest.mark.parametrize(
+    "count, words",
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (277_200, "277.2 kB"),
+        (2_500_000, "2.5 MB"),
+        (3_000_000_000, "3.0 GB"),
+        (4_200_000_000_000, "4.2 TB"),
+        (5_000_000_000_000_000, "5000.0 TB"),
+    ],
+)
+def test_bytes_have_a_unit(count, words):
+    assert human_bytes(count) == words
+
+
+def shown(summary):
+    out = Console(file=io.StringIO(), width=120, force_terminal=False)
+    show_summary(out, summary)
+    return [line.split() for line in out.file.getvalue().splitlines() if line.strip()]
+
+
+def test_a_classification_is_shown_by_its_accuracy():
+    rows = (
+        Row("ifca", 0.9251, 0.1, 0.0, 2, 60, 1500, 1.25),
+        Row("local", None, 0.2, None, 4, 60, 0, 0.5),
+    )
+    table = shown(Summary("digits", 4, rows, (1, 0), ((2, 0), (1, 1))))
+    assert table[0][:2] == ["digits,", "4"] and "accuracy" in table[1] and "loss" not in table[1]
+    assert ["ifca", "92.5%", "0.0%", "2", "60", "1.5", "kB", "1.2"] in table
+    assert ["local", "–", "–", "4", "60", "–", "0.5"] in table
+    assert ["found", "1", "2", "·"] in table and ["found", "0", "1", "1"] in table
+    assert ["true", "0", "true", "1"] in table
+
+
+def test_a_regression_is_shown_by_its_loss():
+    table = shown(Summary("x", 4, (Row("ifca", None, 0.1, 0.5, 2, 60, 1, 1.0),), (0, 1), None))
+    assert "loss" in table[1] and "accuracy" not in table[1]
+    assert ["ifca", "0.1000", "50.0%", "2", "60", "1", "B", "1.0"] in table
+    assert not any("found" in line for line in table)
+
+
+def test_a_run_in_which_nobody_answered_is_shown_without_groups():
+    table = shown(Summary("x", 4, (Row("ifca", None, None, 1.0, 0, 60, 1, 1.0),), (), ()))
+    assert not any("found" in line or "true" in line for line in table)
