@@ -21,7 +21,7 @@ from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.tasks import Reply, Task, carry_out
 
-CPU_CANDIDATES = (1, 4, 16, 64)
+CPU_CANDIDATES = (1, 4, 8, 32)
 _DROP = int(keys.token("drop") & np.uint64(0x7FFFFFFF))
 ACCELERATOR_CANDIDATES = (1, 16, 128, 1024)
 

@@ -26,7 +26,7 @@ from coterie import storage
 from coterie.errors import StorageError
 
 SMALL = 2**22  # numbers in play in an ask below which timing costs more than it gains
-IN_CACHE = 2**17  # numbers that a core keeps close to itself: 512 kB in float32
+IN_CACHE = 2**16  # numbers that a core keeps close to itself: 256 kB in float32
 _chosen: dict[str, int] = {}
 _beside: list[Path] = []
 
@@ -51,7 +51,7 @@ def fastest(question: str, candidates: Sequence[int], run: Callable[[int], Calla
         if not known:
             # tracing may be under way around us: what we time must run now, for real
             with jax.ensure_compile_time_eval():
-                known = min(candidates, key=lambda c: _seconds(run(c)))
+                known = _quickest({candidate: run(candidate) for candidate in candidates})
         for file in _files():
             _remember(file, name, known)
         _chosen[name] = known
@@ -74,14 +74,17 @@ def stand_in(tree: PyTree) -> PyTree:
         return jax.tree.map(leaf, tree)
 
 
-def _seconds(program: Callable[[], Any]) -> float:
-    jax.block_until_ready(program())
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        jax.block_until_ready(program())
-        times.append(time.perf_counter() - start)
-    return min(times)
+def _quickest(programs: dict[int, Callable[[], Any]], repeats: int = 5) -> int:
+    best = dict.fromkeys(programs, float("inf"))
+    for program in programs.values():
+        jax.block_until_ready(program())  # compiles
+    # in turn, so that what else the machine does in the meantime disturbs all alike
+    for _ in range(repeats):
+        for candidate, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            best[candidate] = min(best[candidate], time.perf_counter() - start)
+    return min(best, key=best.__getitem__)
 
 
 def _files() -> list[Path]:

@@ -1,0 +1,46 @@
+"""The benchmarks run and print their ratios; how large these are is not for a test on a busy machine."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+TINY = {
+    "cohort.py": ["--clients", "6", "--examples", "4"],
+    "mnist_round.py": ["--clients", "4", "--examples", "5"],
+    "scaling.py": ["--clients", "6"],
+}
+
+
+def printed(name, *options):
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / name), *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_benchmark_is_known_here():
+    assert {p.name for p in FOLDER.glob("*.py")} == {*TINY, "measure.py"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_prints_ratios_and_no_bare_times(name):
+    lines = [line for line in printed(name, *TINY[name]).splitlines() if "torch is not" not in line]
+    assert lines
+    assert all(re.search(r"\d(x|%)", line) for line in lines)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_compares_with_a_plain_loop_where_torch_is_installed():
+    line = next(line for line in printed("cohort.py", *TINY["cohort.py"]).splitlines() if "PyTorch" in line)
+    assert float(re.search(r"([\d.]+)x", line)[1]) > 0
