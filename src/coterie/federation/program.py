@@ -23,7 +23,7 @@ from coterie.learn.tasks import Reply, Task, carry_out
 
 CPU_CANDIDATES = (1, 4, 8, 32)
 _DROP = int(keys.token("drop") & np.uint64(0x7FFFFFFF))
-ACCELERATOR_CANDIDATES = (1, 16, 128, 1024)
+ACCELERATOR_CANDIDATES = (1, 16, 128, 1024, 4096)
 
 
 class Share(eqx.Module):
@@ -91,7 +91,8 @@ class Program:
             sums, replies = self.reduced(sums, replies, answered)
             return sums, (replies, answered)
 
-        batch = min(batch, share.clients)
+        # as few batches as that batch allows, but of equal size: 1,200 clients are 2 x 600, not 1,024 + 176
+        batch = -(-share.clients // -(-share.clients // batch))
         whole, rest = divmod(share.clients, batch)
         if whole == 1:
             sums, kept = step(sums, 0, batch)
