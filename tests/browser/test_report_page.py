@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageColor
 
 import coterie as ct
-from coterie.run.report import pictures, write_report
+from coterie.run.report import style, write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -62,7 +62,7 @@ def test_the_page_is_drawn_without_a_network(page: Path, tmp_path: Path, width: 
     assert pixels.shape[1] == width
     assert share(pixels, "#ffffff") > 0.2  # the cards
     for cluster in range(2):
-        assert share(pixels, pictures.colour(cluster)) > 0.01  # the clients of each cluster, by round
+        assert share(pixels, style.colour(cluster)) > 0.01  # the clients of each cluster, by round
 
 
 def test_the_page_follows_a_dark_screen(page: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from coterie import storage
 from coterie.clustering.history import History, RoundLog
 from coterie.errors import RunFolderError
 from coterie.run.execute import evaluation
-from coterie.run.report import pictures, write_report
+from coterie.run.report import pictures, style, write_report
 from coterie.run.report.contents import Truth, read
 from coterie.run.report.page import _time, headline
 
@@ -337,7 +337,7 @@ def test_damaged_files_are_named(digits: Run, tmp_path: Path, file: str, content
 
 
 def test_clusters_have_colours_of_their_own() -> None:
-    assert len({pictures.colour(j) for j in range(21)}) == 21
+    assert len({style.colour(j) for j in range(21)}) == 21
 
 
 @pytest.mark.parametrize(

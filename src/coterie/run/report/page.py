@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coterie.models import stacked
-from coterie.run.report import pictures
+from coterie.run.report import pictures, style
 from coterie.run.report.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
 from coterie.run.summary import human_bytes
 
@@ -144,7 +144,7 @@ def _chips(sizes: np.ndarray) -> Iterator[str]:
 
 
 def _swatch(cluster: int) -> str:
-    return f'<span class="swatch" style="background:{pictures.colour(cluster)}"></span>'
+    return f'<span class="swatch" style="background:{style.colour(cluster)}"></span>'
 
 
 def _figure(title: str, caption: str, svg: str) -> str:
@@ -218,7 +218,7 @@ def _clusters(contents: Contents) -> Iterator[str]:
         )
         if truth is not None:
             caption += " On the left, the true group, in the colour of the cluster that matches it best."
-        shades = None if truth is None else [pictures.colour(j) for j in _group_colours(truth, models)]
+        shades = None if truth is None else [style.colour(j) for j in _group_colours(truth, models)]
         groups = None if truth is None else truth.group[order]
         svg = pictures.moves(steps, final, shades, groups, ids)
         yield _figure("How clients moved between clusters", caption, svg)

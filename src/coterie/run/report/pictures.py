@@ -6,35 +6,23 @@ are variables of the page, which knows whether it is light or dark.
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
 from collections.abc import Callable, Sequence
-from functools import wraps
 from itertools import cycle, islice, pairwise
-from typing import Any, ParamSpec
+from typing import Any
 
-import matplotlib.style
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis, YAxis
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb, to_rgba_array
+from matplotlib.colors import LogNorm, Normalize, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from coterie.clustering import History
 from coterie.run.report.contents import Measure
-
-# Okabe and Ito's palette, safe for colour-blind eyes, without its black
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-UNKNOWN = "#D5D9DE"
-
-# drawn in these colours, then replaced by the page's variables
-INK, MUTED, GRID, PAPER, ACCENT = "#1b1f24", "#5d6671", "#d9dee5", "#fdfdfe", "#4f46c9"
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper", ACCENT: "--accent"}
+from coterie.run.report.style import ACCENT, GRID, INK, MUTED, PAPER, UNKNOWN, WIDTH, colour, picture
 
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, (5, 2)),
@@ -44,69 +32,8 @@ DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, (4, 1.5, 1, 1.5, 1, 1.5)),
 )
 MARKS = ("D", "^", "s", "v", "P", "X")
-WIDTH = 10.0  # inches; a page shows it about 940 pixels wide
 NAMED = 60  # up to so many clients get a place and a name of their own
 CELLS = 600  # rows or columns of an image: beyond that, a screen has no pixels for them
-
-STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib and is wider than what pages are shown in
-    "font.size": 9,
-    "text.parse_math": False,  # a client may be called $x$
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "figure.facecolor": "none",
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-}
-
-P = ParamSpec("P")
-
-
-def picture(draw: Callable[P, Figure]) -> Callable[P, str]:
-    """Turn a function that draws a figure into one that returns SVG, the same for the same input."""
-
-    @wraps(draw)
-    def as_svg(*args: P.args, **kwargs: P.kwargs) -> str:
-        buffer = io.StringIO()
-        with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": draw.__name__}]):
-            figure = draw(*args, **kwargs)
-            with warnings.catch_warnings():
-                # the browser has the letters that the font text is measured with may lack
-                warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-                figure.savefig(buffer, format="svg", metadata={"Date": None})
-        return _for_page(buffer.getvalue())
-
-    return as_svg
-
-
-def _for_page(svg: str) -> str:
-    head, body = svg[svg.index("<svg") :].split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'<g id="[^"]*"', "<g", body)  # numbered anew in every picture of the page
-    for colour, variable in VARIABLES.items():
-        body = body.replace(f": {colour}", f": var({variable})")
-    return f"<svg {box[0] if box else ''}>{body.strip()}"
-
-
-def colour(cluster: int) -> str:
-    """The colour of a cluster, the same in all pictures; shades of the palette after its first seven."""
-    turn, place = divmod(cluster, len(PALETTE))
-    strength, white = ((1.0, 0.0), (0.55, 0.0), (0.45, 0.55))[turn % 3]
-    red, green, blue = (strength * part + white for part in to_rgb(PALETTE[place]))
-    return to_hex((red, green, blue))
-
 
 # -- one picture each ------------------------------------------------------------------------------------
 
