@@ -346,8 +346,8 @@ def test_a_step_size_must_be_positive_and_finite(lr):
 
 
 def test_a_rule_without_an_optimiser_is_abstract():
-    with pytest.raises(NotImplementedError):
-        LocalUpdate(steps=1).optimiser()
+    with pytest.raises(TypeError, match="abstract"):
+        LocalUpdate(steps=1)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ Framework for Clustered Federated Learning". Line numbers are those of its Algor
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -35,9 +36,9 @@ class Alternating(RoundAlgorithm):
     weight: Literal["clients", "examples"] = "clients"
 
     @property
+    @abstractmethod
     def clusters(self) -> int:
         """How many models are trained."""
-        raise NotImplementedError
 
     @property
     def restarts(self) -> int:

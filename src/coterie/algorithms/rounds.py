@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -97,7 +97,7 @@ class Unobserved:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RoundAlgorithm:
+class RoundAlgorithm(ABC):
     """A server that asks the same question round after round.
 
     Parameters

@@ -134,7 +134,7 @@ def run(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Write one self-contained HTML page about a run: losses, movements, groups, accuracies, settings."""
+    """Write one self-contained HTML page about the run in a folder: losses, movements, groups, settings."""
     from coterie.run.report import write_report  # Matplotlib takes a second to import
 
     with _clear_errors():

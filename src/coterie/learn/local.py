@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ Rule = TypeVar("Rule", bound="LocalUpdate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalUpdate:
+class LocalUpdate(ABC):
     """How long and on which examples a client trains; subclasses say with which optimiser.
 
     Parameters
@@ -62,9 +63,9 @@ class LocalUpdate:
         if isinstance(self.decay, int | float) and not 0 < self.decay <= 1:
             raise SettingError(f"decay must be above 0 and at most 1, not {self.decay}.")
 
+    @abstractmethod
     def optimiser(self) -> optax.GradientTransformation:
         """The Optax optimiser of one round."""
-        raise NotImplementedError
 
     def run(
         self,
