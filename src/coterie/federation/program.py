@@ -198,7 +198,8 @@ class Program:
 
         def program(batch: int) -> Any:
             def once(learner: Learner, broadcast: PyTree, key: Any, share: Share) -> Any:
-                return self.run(learner, broadcast, key, share, batch, self.start(shape))
+                with jax.default_matmul_precision(precision):
+                    return self.run(learner, broadcast, key, share, batch, self.start(shape))
 
             return partial(jax.jit(once), *tuning.stand_in(inputs))
 
