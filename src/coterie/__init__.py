@@ -6,9 +6,12 @@ from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
 from coterie.federation import Simulation
+from coterie.federation.devices import use_every_core
 from coterie.initialise import Random
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, Optax
+
+use_every_core()
 
 __version__ = "0.1.0.dev0"
 

@@ -19,7 +19,7 @@ from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
 from coterie.federation import debug, streaming
-from coterie.federation.devices import local_devices, mesh
+from coterie.federation.devices import mesh
 from coterie.federation.program import Program, Share, bytes_of
 from coterie.federation.protocol import Answers, Reduction
 from coterie.learn import losses
@@ -107,7 +107,7 @@ class Simulation:
         resident: bool = True,
     ) -> None:
         _check(batch, precision, drop)
-        available = list(devices) if devices is not None else local_devices()
+        available = list(devices) if devices is not None else jax.local_devices()
         grid = mesh(available[: len(shards)])
         self._shards: Shards | None = shards
         self._settings = _Settings(shards.spec, len(shards), grid, batch, precision, drop, debug, resident)
