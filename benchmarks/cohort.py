@@ -13,8 +13,15 @@ import argparse
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from measure import fastest, forward_flops, matmul_rate, median_ratio, torch_seconds, training_flops
+from measure import (
+    fastest,
+    forward_flops,
+    matmul_rate,
+    median_ratio,
+    population,
+    torch_seconds,
+    training_flops,
+)
 
 import coterie as ct
 from coterie.aggregate import Mean
@@ -24,20 +31,13 @@ from coterie.learn.shard import Shard
 WIDTHS, STEPS, LR = (64, 64, 10), 10, 0.1
 
 
-def population(clients: int, examples: int) -> ct.Shards:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((clients, examples, WIDTHS[0]), np.float32)
-    y = rng.integers(0, WIDTHS[-1], (clients, examples))
-    return ct.Shards.from_lists(list(x), list(y), classes=WIDTHS[-1])
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--clients", type=int, default=1000)
     options.add_argument("--examples", type=int, default=20)
     size = options.parse_args()
 
-    shards = population(size.clients, size.examples)
+    shards = population([size.examples] * size.clients, WIDTHS[0])
     learner = ct.Learner(ct.models.MLP(hidden=WIDTHS[1:-1]), local=ct.SGD(lr=LR, steps=STEPS))
     simulation = ct.Simulation(shards, precision="float32").with_learner(learner)
     learner = learner.for_data(shards.spec)

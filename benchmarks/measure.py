@@ -41,6 +41,13 @@ def median_ratio(rate: Callable[[], float], reference: Callable[[], float], pair
     return statistics.median(rate() / reference() for _ in range(pairs))
 
 
+def population(sizes: Sequence[int] | np.ndarray, features: int, classes: int = 10) -> ct.Shards:
+    """Clients with that many random examples each."""
+    rng = np.random.default_rng(0)
+    xs = [rng.random((n, features), np.float32) for n in sizes]
+    return ct.Shards.from_lists(xs, [rng.integers(0, classes, n) for n in sizes], classes=classes)
+
+
 def forward_flops(widths: Sequence[int]) -> int:
     """Matrix-product arithmetic of one example's way through an MLP."""
     return sum(2 * a * b for a, b in pairwise(widths))

@@ -11,20 +11,20 @@ import argparse
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from measure import fastest, forward_flops, matmul_rate, median_ratio, torch_seconds, training_flops
+from measure import (
+    fastest,
+    forward_flops,
+    matmul_rate,
+    median_ratio,
+    population,
+    torch_seconds,
+    training_flops,
+)
 
 import coterie as ct
 from coterie.algorithms.rounds import Step, _compiled
 
 WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1
-
-
-def population(clients: int, examples: int) -> ct.Shards:
-    rng = np.random.default_rng(0)
-    x = rng.random((clients, examples, WIDTHS[0]), np.float32)
-    y = rng.integers(0, WIDTHS[-1], (clients, examples))
-    return ct.Shards.from_lists(list(x), list(y), classes=WIDTHS[-1])
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     options.add_argument("--batch", default="auto")
     size = options.parse_args()
 
-    shards = population(size.clients, size.examples)
+    shards = population([size.examples] * size.clients, WIDTHS[0])
     batch = size.batch if size.batch == "auto" else int(size.batch)
     learner = ct.Learner(ct.models.MLP(hidden=WIDTHS[1:-1]), local=ct.SGD(lr=LR, steps=STEPS))
     simulation = ct.Simulation(shards, batch=batch, precision=size.precision).with_learner(learner)

@@ -12,7 +12,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import fastest, median_ratio
+from measure import fastest, median_ratio, population
 
 import coterie as ct
 from coterie.aggregate import Mean
@@ -22,17 +22,11 @@ from coterie.learn import tasks
 LEARNER = ct.Learner(ct.models.MLP(hidden=(64,)), local=ct.SGD(lr=0.1, steps=10))
 
 
-def population(sizes: np.ndarray) -> ct.Shards:
-    rng = np.random.default_rng(0)
-    xs = [rng.standard_normal((n, 64), np.float32) for n in sizes]
-    return ct.Shards.from_lists(xs, [rng.integers(0, 10, n) for n in sizes], classes=10)
-
-
 class Cohort:
     """Training of all clients of a population, summed by cluster."""
 
     def __init__(self, sizes: np.ndarray, batch: int = 16) -> None:
-        self.simulation = ct.Simulation(population(sizes), batch=batch).with_learner(LEARNER)
+        self.simulation = ct.Simulation(population(sizes, 64), batch=batch).with_learner(LEARNER)
         spec = self.simulation.spec
         models = jax.vmap(lambda key: LEARNER.for_data(spec).init(key, spec))(
             jax.random.split(jax.random.key(0), 4)
