@@ -17,6 +17,12 @@ from safetensors.numpy import save as to_bytes
 from coterie.errors import RunFolderError, StorageError
 
 
+def cache() -> Path:
+    """Where we keep what only saves time when it is there."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("COTERIE_CACHE") or Path(user) / "coterie")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn an operating-system error while writing into one clear sentence."""

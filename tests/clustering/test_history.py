@@ -21,6 +21,7 @@ def log(round_=0, moved=((), ()), loss=(1.5, 2.5), **rest):
         "bytes_down": 100,
         "bytes_up": 10,
         "seconds": 0.25,
+        "missing": {"no answer": ["c"]},
     } | rest
     moves = [[list(move) for move in restart] for restart in moved]
     return RoundLog(
@@ -57,7 +58,7 @@ def test_any_course_of_events_is_replayed(rows):
 
 def test_a_round_is_that_of_the_kept_restart():
     history = History(LOGS, CLIENTS, 1)
-    assert history[2] == Round(2, 3.0, 2, (2, 2), 4, 3, 100, 7, 0.5)
+    assert history[2] == Round(2, 3.0, 2, (2, 2), 4, 3, 100, 7, 0.5, {"no answer": ("c",)})
     assert [r.loss for r in history] == [4.0, 3.5, 3.0]
     assert [r.changed for r in history] == [1, 0, 2]
 

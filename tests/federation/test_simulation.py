@@ -144,17 +144,18 @@ def test_replicas_reduce_separately(shards, models):
 
 def test_each_client_gets_its_own_input_and_returns_it_in_order(shards, models):
     own = as_models(np.random.default_rng(1).standard_normal((len(SIZES), DIM)))
-    simulation = of(shards)
-    answers = simulation.ask(tasks.train, {"round": 0}, each=own, key=jax.random.key(0))
+    each = {"model": own, "takes_part": jnp.ones((len(SIZES), 1), bool)}
+    simulation, rounds = of(shards), {"rounds": jnp.arange(1)}
+    answers = simulation.ask(tasks.train, rounds, each=each, key=jax.random.key(0))
     losses = [
         np.mean((y - x @ theta) ** 2) for (x, y), theta in zip(shards, stacked.to_matrix(own), strict=True)
     ]
-    np.testing.assert_allclose(answers.report["loss"], losses, rtol=1e-4)
+    np.testing.assert_allclose(answers.report["loss"][:, 0], losses, rtol=1e-4)
     chosen = np.array([9, 0, 5])
     some = simulation.ask(
         tasks.train,
-        {"round": 0},
-        each=stacked.take(own, chosen),
+        rounds,
+        each=stacked.take(each, chosen),
         clients=simulation.select(chosen),
         key=jax.random.key(0),
     )

@@ -11,6 +11,7 @@ import coterie as ct
 from coterie import keys
 from coterie.learn import tasks
 from coterie.learn.shard import Shard
+from coterie.models import stacked
 
 K, D, CAPACITY = 3, 4, 9
 KEY = jax.random.key(3)
@@ -144,10 +145,29 @@ def test_a_model_that_diverged_is_never_chosen():
 
 def test_train_improves_the_clients_own_model():
     x, y, models, size = problem()
-    reply = train({"round": jnp.asarray(1)}, jnp.asarray(models[0]), shard(x, y, size), KEY)
-    assert reply.report["loss"] == pytest.approx(loss_of(models[0], x, y, size), rel=1e-4)
+    each = {"model": jnp.asarray(models[0]), "takes_part": jnp.array([True])}
+    reply = train({"rounds": jnp.array([1])}, each, shard(x, y, size), KEY)
+    assert reply.report["loss"] == pytest.approx([loss_of(models[0], x, y, size)], rel=1e-4)
     np.testing.assert_allclose(reply.value, trained(models[0], x, y, size, 0.025), rtol=1e-4, atol=1e-5)
     assert reply.weight == 1 and reply.cluster == 0
+
+
+def test_rounds_trained_together_are_the_rounds_one_by_one():
+    learner = ct.Learner(ct.models.Linear(), loss="squared", local=ct.SGD(lr=0.05, steps=2, batch_size=3))
+    x, y, _, size = problem()
+    mine = shard(x, y, size)
+    model = learner.init(KEY, ct.Shards.from_lists([x], [y]).spec)
+    run = compiled(tasks.train, learner)
+    numbers, takes_part = jnp.array([4, 5, 6]), jnp.array([True, False, True])
+    together = run({"rounds": numbers}, {"model": model, "takes_part": takes_part}, mine, KEY)
+    for t in range(3):
+        each = {"model": model, "takes_part": takes_part[t : t + 1]}
+        reply = run({"rounds": numbers[t : t + 1]}, each, mine, KEY)
+        np.testing.assert_allclose(together.report["loss"][t], reply.report["loss"][0], rtol=1e-6)
+        moved = stacked.to_matrix(jax.tree.map(lambda a, b: (a - b)[None], reply.value, model))
+        assert bool(jnp.abs(moved).max() > 0) == bool(takes_part[t])
+        model = reply.value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), together.value, model)
 
 
 def test_losses_are_those_of_every_model():

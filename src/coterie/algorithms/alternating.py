@@ -86,7 +86,7 @@ class Alternating(RoundAlgorithm):
         # line 15: theta_j <- mean of the models of S_j; an empty cluster keeps its model
         models = jax.vmap(lambda sums, old: sums.mean(otherwise=old))(answers.value, state.models)
         known = state.assignment[:, answers.clients]
-        latest = jnp.where(answers.answered, answers.cluster.T, known)
+        latest = jnp.where(answers.answered.T, answers.cluster.T, known)
         assignment = state.assignment.at[:, answers.clients].set(latest)
         return State(models, assignment), Outcome.of(
             answers, answers.report["loss"], assignment, self.clusters
@@ -99,7 +99,7 @@ class Alternating(RoundAlgorithm):
         # training loss by which the best restart is kept
         answers = federation.ask(tasks.losses, {"models": state.models}, replicas=self.restarts)
         losses = np.asarray(answers.report["losses"])  # (clients, restarts, k)
-        answered = np.asarray(answers.answered)
+        answered = np.asarray(answers.answered).all(axis=1)
         finite = np.where(np.isnan(losses), np.inf, losses)
         final = finite[answered].min(axis=2).mean(axis=0) if answered.any() else np.zeros(self.restarts)
         best = int(np.argmin(final))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from coterie.algorithms.alternating import Alternating
 from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
@@ -34,9 +35,10 @@ class Global(Alternating):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(RoundAlgorithm):
-    """A model for each client, trained on its own shard alone; nothing is sent.
+    """A model for each client, trained on its own shard alone.
 
-    All start from the same initial model, and each is a cluster of its own.
+    All start from the same initial model, and each is a cluster of its own. Nothing needs to be sent in a
+    round: over Flower all rounds are one exchange, by which the server comes to hold the models.
     """
 
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
@@ -44,27 +46,99 @@ class Local(RoundAlgorithm):
         models = jax.tree.map(lambda a: jnp.broadcast_to(a, (1, federation.clients, *a.shape)), one)
         return State(models, jnp.full((1, federation.clients), -1, jnp.int32))
 
+    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
+        there = state.assignment.shape[1]
+        if there == federation.clients:
+            return state
+        fresh = self.start(federation, learner, key)
+        both: State = jax.tree.map(lambda new, old: new.at[:, :there].set(old), fresh, state)
+        return both
+
+    def round_keys(self, key: Key[Array, ""]) -> Key[Array, " rounds"]:
+        # clients derive the rounds' keys themselves, so that any number of rounds are one exchange
+        return jnp.broadcast_to(key, self.rounds)
+
+    @property
+    def rounds_per_exchange(self) -> int:
+        return self.rounds
+
     def round(self, federation: Federation, state: State, step: Step) -> tuple[State, Outcome]:
         asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
+        state, (outcome,) = self._train(
+            federation, state, [step], step.clients, asked, jnp.ones((len(asked), 1), bool)
+        )
+        # each client trains where its data is: what the simulation moves about need not travel
+        return state, dataclasses.replace(outcome, down=0, up=0)
+
+    def exchange(
+        self,
+        federation: Federation,
+        state: State,
+        steps: Sequence[Step],
+        among: Int[np.ndarray, " some"] | None = None,
+    ) -> tuple[State, list[Outcome]]:
+        everybody = np.arange(federation.clients)
+        drawn = [everybody if step.clients is None else step.clients.clients for step in steps]
+        takes_part = np.stack([np.isin(everybody, clients) for clients in drawn], axis=1)
+        if among is not None:
+            takes_part &= np.isin(everybody, among)[:, None]
+        asked = np.flatnonzero(takes_part.any(axis=1))
+        if len(asked) == 0:
+            return state, []
+        chosen = None if len(asked) == len(everybody) else federation.select(asked)
+        return self._train(
+            federation, state, steps, chosen, jnp.asarray(asked), jnp.asarray(takes_part[asked])
+        )
+
+    def _train(
+        self,
+        federation: Federation,
+        state: State,
+        steps: Sequence[Step],
+        chosen: Any,
+        asked: Int[Array, " asked"],
+        takes_part: Bool[Array, "asked rounds"],
+    ) -> tuple[State, list[Outcome]]:
+        """Have clients train in each of the rounds that they take part in, in one exchange."""
         own = jax.tree.map(lambda a: a[0, asked], state.models)
         answers = federation.ask(
-            tasks.train, {"round": step.round}, each=own, clients=step.clients, key=step.key
+            tasks.train,
+            {"rounds": jnp.stack([step.round for step in steps])},
+            each={"model": own, "takes_part": takes_part},
+            clients=chosen,
+            key=steps[0].key,
         )
 
         def updated(models: Array, new: Array, old: Array) -> Array:
             kept = jnp.where(stacked.expand(answers.answered, new), new, old)
-            return kept[None] if step.clients is None else models.at[0, asked].set(kept)
+            return kept[None] if chosen is None else models.at[0, asked].set(kept)
 
         models = jax.tree.map(updated, state.models, answers.value, own)
-        known = jnp.where(answers.answered, asked, state.assignment[0, asked])
-        assignment = state.assignment.at[0, asked].set(known.astype(jnp.int32))
-        outcome = Outcome.of(answers, answers.report["loss"][:, None], assignment, federation.clients)
-        # each client trains where its data is: what the simulation moves about never travels
-        return State(models, assignment), dataclasses.replace(outcome, down=0, up=0)
+        assignment, outcomes = state.assignment, []
+        for t in range(len(steps)):
+            here = slice(None) if len(steps) == 1 else np.flatnonzero(takes_part[:, t])
+            drawn = dataclasses.replace(
+                answers,
+                clients=answers.clients[here],
+                answered=answers.answered[here],
+                failures=tuple(f for f in answers.failures if f[0] in asked[here]),
+            )
+            known = jnp.where(drawn.answered, drawn.clients, assignment[0, drawn.clients])
+            assignment = assignment.at[0, drawn.clients].set(known)
+            loss = answers.report["loss"][here, t][:, None]
+            outcome = Outcome.of(drawn, loss, assignment, federation.clients)
+            # what travels does so once, for all of these rounds
+            outcomes.append(outcome if t == 0 else dataclasses.replace(outcome, down=0, up=0))
+        return State(models, assignment), outcomes
 
     def finish(
         self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
     ) -> Clustering:
+        lost = np.flatnonzero(np.asarray(state.assignment[0]) < 0)
+        if len(lost) and not federation.traceable:
+            # all rounds were one exchange: who missed it would never be asked again
+            steps = [stacked.take(self._steps(federation, seed, t, t + 1), 0) for t in range(self.rounds)]
+            state, _ = self.exchange(federation, state, steps, among=lost)
         return Clustering(
             ids=federation.ids,
             assignment=np.arange(federation.clients, dtype=np.int32),

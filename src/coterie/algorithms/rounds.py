@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie import keys, registry
 from coterie.clustering.history import RoundLog
@@ -22,6 +22,7 @@ from coterie.data.shards import Shards
 from coterie.errors import LearnerError, SettingError
 from coterie.federation.protocol import Answers, Federation, as_federation
 from coterie.learn.learner import Learner
+from coterie.models import stacked
 
 
 class State(eqx.Module):
@@ -47,11 +48,12 @@ class Outcome(eqx.Module):
 
     loss: Float[Array, " restarts"]
     assignment: Int[Array, "restarts clients"]
-    answered: Int[Array, ""]
+    clients: Int[Array, " asked"]
+    answered: Bool[Array, " asked"]
     clusters: int = eqx.field(static=True)
-    asked: int = eqx.field(static=True)
     down: int = eqx.field(static=True)  # bytes per client asked
     up: int = eqx.field(static=True)  # bytes per client that answered
+    failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position and reason
 
     @classmethod
     def of(
@@ -62,22 +64,35 @@ class Outcome(eqx.Module):
         clusters: int,
     ) -> Outcome:
         """The outcome of a round that made one ask; `loss` is what each client asked reported."""
-        answered = answers.answered.sum()
-        mean = jnp.where(answers.answered[:, None], loss, 0).sum(0) / jnp.maximum(answered, 1)
+        answered = jnp.broadcast_to(stacked.expand(answers.answered, loss), loss.shape)
+        count = answered.sum(0)
         # a round in which nobody answered tells nothing of the loss
-        mean = jnp.where(answered > 0, mean, jnp.nan)
-        return cls(mean, assignment, answered, clusters, len(answers.clients), answers.down, answers.up)
+        mean = jnp.where(count > 0, jnp.where(answered, loss, 0).sum(0) / jnp.maximum(count, 1), jnp.nan)
+        return cls(
+            loss=mean,
+            assignment=assignment,
+            clients=answers.clients,
+            answered=answered.any(1),
+            clusters=clusters,
+            down=answers.down,
+            up=answers.up,
+            failures=answers.failures,
+        )
 
 
 class Observer(Protocol):
     """Watches a run: shows progress, writes it down, restores it."""
 
+    def clients(self) -> np.ndarray | None:
+        """The ids of the clients of the rounds so far, by position; None if there is nothing to resume."""
+        ...
+
     def resume(self, state: State) -> tuple[State, list[RoundLog]]:
         """The state to start from, given the initial one, and the rounds that led there."""
         ...
 
-    def after(self, state: State, logs: list[RoundLog], done: int) -> None:
-        """Some rounds were computed: the state after them, their logs, and how many are done in all."""
+    def after(self, state: State, ids: np.ndarray, logs: list[RoundLog], done: int) -> None:
+        """Some rounds were computed: the state after them, who was there, their logs, and how many in all."""
         ...
 
 
@@ -89,10 +104,13 @@ def diverged(when: str) -> LearnerError:
 class Unobserved:
     """Watches nothing."""
 
+    def clients(self) -> None:
+        return None
+
     def resume(self, state: State) -> tuple[State, list[RoundLog]]:
         return state, []
 
-    def after(self, state: State, logs: list[RoundLog], done: int) -> None:
+    def after(self, state: State, ids: np.ndarray, logs: list[RoundLog], done: int) -> None:
         pass
 
 
@@ -118,7 +136,7 @@ class RoundAlgorithm(ABC):
         learner: Learner,
         *,
         seed: int = 0,
-        chunk: int = 1,
+        chunk: int | None = None,
         observer: Observer | None = None,
     ) -> Clustering:
         """Run the algorithm.
@@ -132,59 +150,86 @@ class RoundAlgorithm(ABC):
         seed
             Everything random.
         chunk
-            Rounds per compiled program where the federation is traceable. More than one saves the start of
-            a program per round, which matters only for rounds of a millisecond or so.
+            Rounds between two looks at the run. Where the federation is traceable they are one compiled
+            program (1 if not given; more saves the start of a program per round, which matters only for
+            rounds of a millisecond or so). Elsewhere the default is what one exchange can carry.
         observer
             Watches the rounds as they are computed.
         """
         federation = as_federation(train)
+        watch = observer or Unobserved()
+        known = watch.clients()
+        if known is not None:
+            federation.recall(known)
         learner = learner.for_data(federation.spec)
         federation = federation.with_learner(learner)
         self.check(federation.clients)
-        watch = observer or Unobserved()
-        state, logs = watch.resume(self.start(federation, learner, keys.purpose(seed, "init")))
+        init = keys.purpose(seed, "init")
+        state, logs = watch.resume(self.start(federation, learner, init))
         state = federation.place(state)
-        steps = self._steps(federation, seed)
+        chunk = chunk or (1 if federation.traceable else self.rounds_per_exchange)
+        drawn = self._steps(federation, seed, 0, self.rounds) if federation.traceable else None
         before = np.array(state.assignment)
         # always the same chunks, so that a resumed run repeats the very programs of an uninterrupted one
         for first in range(len(logs), self.rounds, chunk):
             last = min(first + chunk, self.rounds)
             began = time.perf_counter()
-            state, outcomes = self._advance(federation, state, jax.tree.map(lambda a: a[first:last], steps))  # noqa: B023
-            outcomes = jax.device_get(outcomes)
+            if drawn is not None:
+                steps = jax.tree.map(lambda a: a[first:last], drawn)  # noqa: B023
+                state, outcomes = _compiled(self, federation, state, steps)
+                outcomes = _unstacked(jax.device_get(outcomes), last - first)
+            else:
+                federation.admit()
+                state = self.grown(state, federation, learner, init)
+                before = np.asarray(_padded(jnp.asarray(before), federation.clients))
+                each = [self._steps(federation, seed, t, t + 1) for t in range(first, last)]
+                state, outcomes = self.exchange(federation, state, [stacked.take(step, 0) for step in each])
+                outcomes = jax.device_get(outcomes)
             seconds = (time.perf_counter() - began) / (last - first)
             new = []
-            for t in range(first, last):
-                outcome = jax.tree.map(lambda a: a[t - first], outcomes)  # noqa: B023
-                new.append(_log(t, outcome, before, seconds))
+            for t, outcome in enumerate(outcomes, first):
+                new.append(_log(t, outcome, before, seconds, federation.ids))
                 before = outcome.assignment
-            watch.after(state, new, last)
+            watch.after(state, federation.ids, new, last)
             logs += new
             if new[-1].answered and not np.isfinite(new[-1].loss).any():
                 raise diverged(f"in round {last - 1}")
         return self.finish(federation, learner, state, logs, seed)
 
-    def _advance(self, federation: Federation, state: State, steps: Step) -> tuple[State, Outcome]:
-        if federation.traceable:
-            advanced: tuple[State, Outcome] = _compiled(self, federation, state, steps)
-            return advanced
-        count = steps.round.shape[0]
-        outcomes = []
-        for t in range(count):
-            state, outcome = self.round(federation, state, jax.tree.map(lambda a: a[t], steps))  # noqa: B023
-            outcomes.append(outcome)
-        return state, jax.tree.map(lambda *a: jnp.stack(a), *outcomes)
-
-    def _steps(self, federation: Federation, seed: int) -> Step:
-        """All rounds, stacked; the clients of every round are drawn beforehand."""
-        numbers = jnp.arange(self.rounds)
-        each = keys.numbered(keys.purpose(seed, "rounds"), self.rounds)
+    def _steps(self, federation: Federation, seed: int, first: int, last: int) -> Step:
+        """The rounds from `first` to before `last`, stacked, with the clients drawn for each."""
+        numbers = jnp.arange(first, last)
+        each = self.round_keys(keys.purpose(seed, "rounds"))[first:last]
         count = self.participants(federation.clients)
         if count == federation.clients:
             return Step(numbers, each)
         tokens = keys.tokens(federation.ids)
-        drawn = np.stack([keys.participants(seed, t, tokens, count) for t in range(self.rounds)])
+        drawn = np.stack([keys.participants(seed, t, tokens, count) for t in range(first, last)])
         return Step(numbers, each, federation.select(drawn))
+
+    def round_keys(self, key: Key[Array, ""]) -> Key[Array, " rounds"]:
+        """The key of every round."""
+        each: Array = keys.numbered(key, self.rounds)
+        return each
+
+    @property
+    def rounds_per_exchange(self) -> int:
+        """How many rounds one exchange with the clients can carry."""
+        return 1
+
+    def exchange(
+        self, federation: Federation, state: State, steps: Sequence[Step]
+    ) -> tuple[State, list[Outcome]]:
+        """Some rounds on the host, ask by ask."""
+        outcomes = []
+        for step in steps:
+            state, outcome = self.round(federation, state, step)
+            outcomes.append(outcome)
+        return state, outcomes
+
+    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
+        """The state with room for clients that have joined; `key` is the one that `start` was given."""
+        return dataclasses.replace(state, assignment=_padded(state.assignment, federation.clients))
 
     def participants(self, clients: int) -> int:
         """How many clients are asked in a round."""
@@ -231,10 +276,26 @@ def _compiled(algorithm: RoundAlgorithm, federation: Any, state: State, steps: S
     return jax.lax.scan(lambda s, step: algorithm.round(federation, s, step), state, steps)
 
 
-def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float) -> RoundLog:
+def _unstacked(outcomes: Outcome, count: int) -> list[Outcome]:
+    return [jax.tree.map(lambda a: a[t], outcomes) for t in range(count)]  # noqa: B023
+
+
+def _padded(assignment: Int[Array, "restarts old"], clients: int) -> Int[Array, "restarts clients"]:
+    missing = clients - assignment.shape[1]
+    return jnp.pad(assignment, ((0, 0), (0, missing)), constant_values=-1) if missing else assignment
+
+
+def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids: np.ndarray) -> RoundLog:
     now = np.asarray(outcome.assignment)
     changed = now != before
     clusters = [np.bincount(row[row >= 0], minlength=outcome.clusters) for row in now]
+    answered = int(outcome.answered.sum())
+    reasons = dict(outcome.failures)
+    for client in np.asarray(outcome.clients)[~np.asarray(outcome.answered)].tolist():
+        reasons.setdefault(client, "no answer")
+    missing: dict[str, list[str]] = {}
+    for client, reason in sorted(reasons.items()):
+        missing.setdefault(reason, []).append(str(ids[client]))
     return RoundLog(
         round=number,
         loss=[float(value) for value in outcome.loss],
@@ -244,9 +305,10 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float) -> R
             np.stack([np.flatnonzero(c), row[c]], axis=1).tolist()
             for c, row in zip(changed, now, strict=True)
         ],
-        asked=outcome.asked,
-        answered=int(outcome.answered),
-        bytes_down=outcome.asked * outcome.down,
-        bytes_up=int(outcome.answered) * outcome.up,
+        asked=len(outcome.clients),
+        answered=answered,
+        bytes_down=len(outcome.clients) * outcome.down,
+        bytes_up=answered * outcome.up,
         seconds=seconds,
+        missing=missing,
     )

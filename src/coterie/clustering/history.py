@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -25,6 +25,7 @@ class RoundLog:
     bytes_down: int
     bytes_up: int
     seconds: float
+    missing: dict[str, list[str]] = field(default_factory=dict)  # reason: ids of clients left out for it
 
     def to_line(self) -> str:
         """As one line of JSON, which knows no NaN: a loss that is none is null."""
@@ -50,6 +51,7 @@ class Round:
     bytes_down: int
     bytes_up: int
     seconds: float
+    missing: dict[str, tuple[str, ...]]  # why clients that were asked were left out: reason, ids
 
 
 class History(Sequence[Round]):
@@ -86,6 +88,7 @@ class History(Sequence[Round]):
             log.bytes_down,
             log.bytes_up,
             log.seconds,
+            {reason: tuple(clients) for reason, clients in log.missing.items()},
         )
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from coterie.data.federated import Federated
 from coterie.data.partition import cluster_sizes, evenly
@@ -98,5 +97,7 @@ def seen_through(
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # slow to import: half of what this whole package takes
+
     bunch = load_digits()
     return bunch.images / 16, bunch.target.astype(np.int32)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from coterie.errors import DataError
 
@@ -29,12 +26,17 @@ def contingency(
 
 def best_match(table: Int[np.ndarray, "found true"]) -> tuple[np.ndarray, np.ndarray]:
     """The one-to-one matching of rows and columns that covers most clients (Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and only results need it
+
     rows, columns = linear_sum_assignment(table, maximize=True)
     return rows, columns
 
 
 def bottleneck(cost: Float[np.ndarray, "k k"]) -> float:
     """min over permutations pi of max_j cost[j, pi(j)]."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     values = np.unique(cost)
     low, high = 0, len(values) - 1
     while low < high:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from sklearn.metrics import adjusted_rand_score
 
 from coterie.errors import DataError
 from coterie.evaluate.matching import best_match, bottleneck, contingency
@@ -24,6 +23,8 @@ def misclustering(found: Int[np.ndarray, " clients"], truth: Int[np.ndarray, " c
 
 def adjusted_rand(found: Int[np.ndarray, " clients"], truth: Int[np.ndarray, " clients"]) -> float:
     """The adjusted Rand index: 1 for the same partition, about 0 for an unrelated one."""
+    from sklearn.metrics import adjusted_rand_score  # slow to import, and seldom needed
+
     contingency(found, truth)  # checks the shapes
     return float(adjusted_rand_score(truth, found))
 

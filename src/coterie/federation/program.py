@@ -19,7 +19,7 @@ from coterie.federation import tuning
 from coterie.federation.protocol import Answers, Reduction
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
-from coterie.learn.tasks import Reply, Task, carry_out
+from coterie.learn.tasks import Reply, Task, carry_out, shape_of
 
 CPU_CANDIDATES = (1, 4, 8, 32)
 _DROP = int(keys.token("drop") & np.uint64(0x7FFFFFFF))
@@ -122,19 +122,20 @@ class Program:
             answered &= lot >= self.drop
         return carry_out(self.task, learner, broadcast, each, shard, token, key, self.replicas), answered
 
-    def reduced(self, sums: Any, replies: Reply, answered: Bool[Array, " clients"]) -> tuple[Any, Reply]:
+    def reduced(
+        self, sums: Any, replies: Reply, answered: Bool[Array, "clients *replicas"]
+    ) -> tuple[Any, Reply]:
         """The sums with stacked replies added, and the replies without what was summed."""
         if self.reduce is None:
             return sums, replies
-        add = self.reduce.add if self.replicas is None else jax.vmap(self.reduce.add, in_axes=(0, 1, None))
+        add = self.reduce.add
+        if self.replicas is not None:
+            add = jax.vmap(add, in_axes=(0, 1, None if answered.ndim == 1 else 1))
         return add(sums, replies, answered), Reply(replies.report, None, replies.cluster, replies.weight)
 
     def shape(self, learner: Learner, broadcast: PyTree, shard: Shard, each: PyTree) -> Reply:
         """The shapes of one client's reply (of one replica); defaults, which do not travel, stay numbers."""
-        if self.replicas is not None:
-            broadcast, each = jax.eval_shape(lambda t: jax.tree.map(lambda a: a[0], t), (broadcast, each))
-        reply: Reply = eqx.filter_eval_shape(self.task, learner, broadcast, each, shard, jax.random.key(0))
-        return reply
+        return shape_of(self.task, learner, broadcast, each, shard, self.replicas)
 
     def start(self, shape: Reply) -> Any:
         """The empty sums, given the shapes of one reply."""
@@ -149,15 +150,19 @@ class Program:
         self,
         clients: Int[Array, " asked"],
         replies: Reply,
-        answered: Bool[Array, " asked"],
+        answered: Bool[Array, "asked *replicas"],
         sums: Any,
         down: int,
         shape: Reply,
+        failures: tuple[tuple[int, str], ...] = (),
     ) -> Answers:
         """What the algorithm is told."""
+        if self.replicas is not None and answered.ndim == 1:
+            answered = jnp.broadcast_to(answered[:, None], (len(answered), self.replicas))
         return Answers(
             clients=clients,
             answered=answered,
+            failures=failures,
             report=replies.report,
             cluster=jnp.asarray(replies.cluster),
             value=replies.value if self.reduce is None else sums,

@@ -23,6 +23,11 @@ class Reduction(Protocol):
     The sums of two groups of clients, added leaf by leaf, are the sums of both.
     """
 
+    @property
+    def k(self) -> int:
+        """How many clusters replies are summed by."""
+        ...
+
     def start(self, value: Any) -> Any: ...
 
     def add(self, sums: Any, replies: Reply, answered: Bool[Array, " clients"]) -> Any: ...
@@ -31,16 +36,20 @@ class Reduction(Protocol):
 class Answers(eqx.Module):
     """The replies to one ask, aligned with the clients that were asked.
 
-    An ask with replicas has a replica axis behind the client axis (in `value`, when reduced, in front).
+    An ask with replicas has a replica axis behind the client axis (in `value`, when reduced, in front). So
+    has `answered`: a client may have answered for some replicas only.
     """
 
     clients: Int[Array, " asked"]  # positions of the clients asked
-    answered: Bool[Array, " asked"]  # entries of those that did not answer mean nothing
+    answered: Bool[Array, "asked *replicas"]  # entries of those that did not answer mean nothing
     report: dict[str, Array]  # leading axis asked
     cluster: Int[Array, "asked ..."]
     value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
     down: int = eqx.field(static=True)  # bytes sent to each client asked
     up: int = eqx.field(static=True)  # bytes sent back by each client that answers
+    failures: tuple[tuple[int, str], ...] = eqx.field(
+        static=True, default=()
+    )  # position and reason, if known
 
 
 def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | None = None) -> Answers:
@@ -69,7 +78,7 @@ class Federation(Protocol):
 
     @property
     def clients(self) -> int:
-        """How many clients there are; they are numbered by position 0, 1, 2, ..."""
+        """How many clients there are; they are numbered by position 0, 1, 2, ... for good."""
         ...
 
     @property
@@ -85,6 +94,14 @@ class Federation(Protocol):
     @property
     def traceable(self) -> bool:
         """Whether whole rounds can be compiled; otherwise they run on the host, ask by ask."""
+        ...
+
+    def recall(self, ids: np.ndarray) -> None:
+        """The clients that took part in an interrupted run: they keep their positions, present or not."""
+        ...
+
+    def admit(self) -> None:
+        """Let in clients that have joined since: they get positions behind those there are."""
         ...
 
     def place(self, state: PyTree) -> PyTree:

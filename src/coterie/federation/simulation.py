@@ -159,6 +159,13 @@ class Simulation:
         classifies = self._learner is not None and losses.named(self._learner.loss) is losses.cross_entropy
         return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
 
+    def recall(self, ids: np.ndarray) -> None:
+        if list(map(str, ids)) != list(map(str, self.ids)):
+            raise SettingError(f"the run was begun with other clients than these {self.clients}.")
+
+    def admit(self) -> None:
+        pass  # all clients are there from the beginning
+
     def place(self, state: PyTree) -> PyTree:
         grid = self._settings.mesh
         return jax.device_put(state, self._device if grid is None else NamedSharding(grid, P()))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,9 +87,7 @@ def _quickest(programs: dict[int, Callable[[], Any]], repeats: int = 5) -> int:
 
 
 def _files() -> list[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    home = os.environ.get("COTERIE_CACHE") or Path(cache) / "coterie"
-    return [*_beside, Path(home) / "batch.json"]
+    return [*_beside, storage.cache() / "batch.json"]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -61,6 +61,16 @@ def carry_out(
     return jax.vmap(once)(broadcast, each, keys.numbered(own, replicas))
 
 
+def shape_of(
+    task: Task, learner: Learner, broadcast: Any, each: Any, shard: Shard, replicas: int | None
+) -> Reply:
+    """The shapes of a client's reply (of one replica); defaults, which do not travel, stay plain numbers."""
+    if replicas is not None:
+        broadcast, each = jax.eval_shape(lambda t: jax.tree.map(lambda a: a[0], t), (broadcast, each))
+    reply: Reply = eqx.filter_eval_shape(task, learner, broadcast, each, shard, jax.random.key(0))
+    return reply
+
+
 def lowest(losses: Float[Array, "*batch k"]) -> Int[Array, "*batch"]:
     """The cluster identity: the model with the lowest loss; the first of them in a tie, never a NaN."""
     return jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=-1).astype(jnp.int32)
@@ -82,11 +92,20 @@ def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, 
     )
 
 
-def train(learner: Learner, broadcast: Any, each: PyTree, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """Train the client's own model `each` on the shard. Broadcast: `round`."""
-    loss = learner.shard_loss(each, shard)
-    model = learner.train(each, shard, key, broadcast["round"])
-    return Reply(report={"loss": loss}, value=model)
+def train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
+    """Train the client's own model on its shard for some rounds, all in one exchange.
+
+    Broadcast: `rounds`, their numbers. Each: `model`, and `takes_part`, whether the client trains in a round.
+    """
+
+    def once(model: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
+        number, takes_part = step
+        loss = learner.shard_loss(model, shard)
+        new = learner.train(model, shard, jax.random.fold_in(key, number), number)
+        return jax.tree.map(lambda a, b: jnp.where(takes_part, a, b), new, model), loss
+
+    model, losses = jax.lax.scan(once, each["model"], (broadcast["rounds"], each["takes_part"]))
+    return Reply(report={"loss": losses}, value=model)
 
 
 def losses(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
@@ -110,3 +129,6 @@ def evaluate(
 
 def _weight(shard: Shard, broadcast: Any) -> Float[Array, ""]:
     return jnp.where(broadcast["by_examples"], shard.size, 1).astype(jnp.float32)
+
+
+TASKS: tuple[Task, ...] = (choose_and_train, train, losses, evaluate)  # what every client knows by name

@@ -23,6 +23,11 @@ def count(models: PyTree) -> int:
     return int(jax.tree.leaves(models)[0].shape[0])
 
 
+def alike(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same structure."""
+    return bool(jax.tree.structure(a) == jax.tree.structure(b))  # type: ignore[operator]
+
+
 def repeated(one: PyTree, k: int) -> PyTree:
     """The shapes of k stacked models, given those of one."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((k, *leaf.shape), leaf.dtype), one)
@@ -58,8 +63,7 @@ def from_matrix(matrix: Any, like: PyTree) -> PyTree:
 
 def given(models: Any, like: PyTree) -> PyTree:
     """Models that a user gave, as a stacked pytree or as a matrix, checked against one model's shapes."""
-    alike = bool(jax.tree.structure(models) == jax.tree.structure(like))  # type: ignore[operator]
-    if alike and not (eqx.is_array_like(models) and np.ndim(models) == 2):
+    if alike(models, like) and not (eqx.is_array_like(models) and np.ndim(models) == 2):
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(models)]
         if shapes != [(*shapes[0][:1], *leaf.shape) for leaf in jax.tree.leaves(like)] or () in shapes:
             raise SettingError(

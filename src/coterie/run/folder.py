@@ -11,12 +11,14 @@ report.html             made by `coterie report`
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from coterie import storage
@@ -122,6 +124,16 @@ class Recorder:
         self._every = every
         self._saved = time.monotonic()
 
+    def clients(self) -> np.ndarray | None:
+        """The ids of the clients at the last checkpoint; see `Observer`."""
+        if not self._checkpoint.exists():
+            return None
+        try:
+            with safe_open(self._checkpoint, framework="numpy") as file:
+                return np.array(json.loads(file.metadata()["clients"]))
+        except (SafetensorError, TypeError, KeyError, ValueError) as error:
+            raise self._unfit(error) from error
+
     def resume(self, state: State) -> tuple[State, list[RoundLog]]:
         """The state after the last checkpointed round, and the rounds so far; see `Observer`."""
         done = 0
@@ -131,10 +143,7 @@ class Recorder:
                     done = int((file.metadata() or {})["rounds"])
                 state = stacked.from_named(storage.read_arrays(self._checkpoint), state)
             except (SafetensorError, KeyError, ValueError, SettingError) as error:
-                raise RunFolderError(
-                    f"{self._checkpoint} does not fit this experiment ({str(error).rstrip('.')}): "
-                    "start again with --overwrite."
-                ) from error
+                raise self._unfit(error) from error
         # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
         lines = self._rounds.read_bytes().splitlines()[:done] if self._rounds.exists() else []
         try:
@@ -152,13 +161,20 @@ class Recorder:
             self._show(logs, done)
         return state, logs
 
-    def after(self, state: State, logs: list[RoundLog], done: int) -> None:
+    def _unfit(self, error: Exception) -> RunFolderError:
+        return RunFolderError(
+            f"{self._checkpoint} does not fit this experiment ({str(error).rstrip('.')}): "
+            "start again with --overwrite."
+        )
+
+    def after(self, state: State, ids: np.ndarray, logs: list[RoundLog], done: int) -> None:
         """Rounds were computed; see `Observer`."""
         with storage.writing(self._rounds), open(self._rounds, "a") as file:
             file.writelines(log.to_line() + "\n" for log in logs)
             file.flush()
             os.fsync(file.fileno())
         if time.monotonic() - self._saved >= self._every:
-            storage.write_arrays(self._checkpoint, stacked.named(state), {"rounds": str(done)})
+            metadata = {"rounds": str(done), "clients": json.dumps(ids.tolist())}
+            storage.write_arrays(self._checkpoint, stacked.named(state), metadata)
             self._saved = time.monotonic()
         self._show(logs, done)
