@@ -35,3 +35,7 @@ class RunFolderError(CoterieError):
 
 class StorageError(CoterieError):
     """The disk refused a write; what was written before is intact."""
+
+
+class FederationError(CoterieError):
+    """Too few clients of a real federation are there or answer."""

@@ -63,9 +63,9 @@ def refused(*arguments):
         (["--set", "algorithm.k.k=1"], "algorithm.k: there is no such setting."),
         (["--set", "loss=hinge"], "loss: there is no 'hinge'; choose one of cross_entropy, "),
         # --set that cannot be understood
-        (["--set", "seed"], "--set takes KEY=VALUE, such as local.lr=0.05, not 'seed'."),
-        (["--set", "=3"], "--set takes KEY=VALUE, such as local.lr=0.05, not '=3'."),
-        (["--set", ""], "--set takes KEY=VALUE, such as local.lr=0.05, not ''."),
+        (["--set", "seed"], "a setting is given as KEY=VALUE, such as local.lr=0.05, not 'seed'."),
+        (["--set", "=3"], "a setting is given as KEY=VALUE, such as local.lr=0.05, not '=3'."),
+        (["--set", ""], "a setting is given as KEY=VALUE, such as local.lr=0.05, not ''."),
         (["--set", "algorithm=3"], "algorithm: must be a section, [algorithm] in a file, not 3."),
         (["--set", "algorithm=3", "--set", "algorithm.k=2"], "algorithm: must be a section"),
         (["--set", "data.name=5"], "data.name: there is no 5; choose one of rotated-digits, "),

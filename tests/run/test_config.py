@@ -37,7 +37,7 @@ def read_file(path):
 def test_the_defaults_are_a_whole_experiment():
     experiment = Experiment.read({})
     data = experiment.make_data()
-    decided = experiment.decided(data)
+    decided = experiment.decided(data.train.spec)
     assert data.name == "rotated digits" and len(data.train) == 40
     assert decided.make_algorithm() == ct.IFCA(k=4, rounds=60, n_init=5)
     learner = decided.make_learner()
@@ -123,7 +123,7 @@ def test_the_seed_of_the_experiment_is_that_of_the_data_unless_it_has_its_own():
 )
 def test_what_was_left_open_is_chosen_to_fit_the_data(content, loss, model):
     experiment = Experiment.read(content)
-    decided = experiment.decided(experiment.make_data())
+    decided = experiment.decided(experiment.make_data().train.spec)
     assert (decided.loss, decided.model) == (loss, model)
     assert experiment.loss == content.get("loss")  # a copy was decided
 

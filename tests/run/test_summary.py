@@ -9,13 +9,13 @@ from rich.console import Console
 
 import coterie as ct
 from coterie import storage
-from coterie.cli.tables import show_summary
 from coterie.clustering import Clustering
 from coterie.clustering.history import History, RoundLog
 from coterie.data.shards import Spec
 from coterie.errors import RunFolderError
 from coterie.models import stacked
 from coterie.run.summary import Row, Summary, human_bytes, ordered_matrix, summarise
+from coterie.run.tables import show_summary
 
 
 def finished(path, name, assignment, rounds=3, evaluation=None):

@@ -1,12 +1,9 @@
-"""`coterie run`, `coterie report`: thin commands over the library."""
+"""The `coterie` command: thin commands over the library."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +12,15 @@ import typer
 from rich.console import Console
 
 import coterie
-from coterie.cli.tables import show_summary
-from coterie.errors import ConfigError, CoterieError
-from coterie.run.config import DEFAULTS, Experiment, Section
+from coterie.cli import flower
+from coterie.cli.errors import clear_errors
+from coterie.errors import ConfigError
+from coterie.run.config import Experiment, Section, setting, value_of, with_options
 from coterie.run.execute import execute
 from coterie.run.folder import RunFolder
 from coterie.run.progress import bar, lines
 from coterie.run.summary import summarise
+from coterie.run.tables import show_summary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,22 +28,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Find the groups hidden among federated clients and train one model per group.",
 )
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """A user's mistake is one sentence on stderr and exit code 2, never a traceback."""
-    try:
-        yield
-    except CoterieError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except OSError as error:
-        if error.filename is None:
-            raise
-        # a path that may not even be looked at
-        print(f"error: {error.filename}: {error.strerror}.", file=sys.stderr)
-        raise typer.Exit(2) from None
+app.add_typer(flower.app, name="flower")
 
 
 def _version(wanted: bool) -> None:
@@ -106,7 +90,7 @@ def run(
     With no options at all: IFCA on rotated digits. Everything is written to a run folder as it happens; a run
     that was interrupted, however it happened, continues with `--resume --out FOLDER` and ends the same.
     """
-    with _clear_errors():
+    with clear_errors():
         if resume and overwrite:
             raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them.")
         options = _options(
@@ -137,7 +121,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Write one self-contained HTML page about the run in a folder: losses, movements, groups, settings."""
     from coterie.run.report import write_report  # Matplotlib takes a second to import
 
-    with _clear_errors():
+    with clear_errors():
         path = write_report(run)
         print(f"The report is {path.resolve().as_uri()}")
 
@@ -155,7 +139,7 @@ def _options(
     others: list[str],
 ) -> list[tuple[str, Any]]:
     """The options that were given, as (key in the experiment file, value)."""
-    share = None if participation is None else _value(participation)
+    share = None if participation is None else value_of(participation)
     names = None if baselines is None else [] if baselines == "none" else re.split(r"\s*,\s*", baselines)
     given = {
         "algorithm.name": algorithm,
@@ -168,14 +152,7 @@ def _options(
         "seed": seed,
         "baselines": names,
     }
-    return [(key, value) for key, value in given.items() if value is not None] + list(map(_setting, others))
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not key or not equals:
-        raise ConfigError(f"--set takes KEY=VALUE, such as local.lr=0.05, not {text!r}.")
-    return key, _value(value)
+    return [(key, value) for key, value in given.items() if value is not None] + list(map(setting, others))
 
 
 def _merged(config: Path | None, options: list[tuple[str, Any]], resume: bool, out: Path | None) -> Section:
@@ -187,28 +164,7 @@ def _merged(config: Path | None, options: list[tuple[str, Any]], resume: bool, o
         # where nothing else says what to run, a folder without a run is a mistake
         known = resume and (folder.exists if out and options else not options)
         content = folder.experiment().model_dump(exclude_none=True) if known else {}
-    for key, value in options:
-        section, _, name = key.rpartition(".")
-        if not section:
-            content[key] = value
-            continue
-        current = content.get(section, DEFAULTS.get(section, {}))
-        if not isinstance(current, dict):
-            continue  # not a section: refused below by its key
-        if name == "name" and current.get("name") != value:
-            # another part: settings of the former one mean nothing to it
-            defaults = DEFAULTS.get(section, {})
-            current = {"rounds": current["rounds"]} if section == "algorithm" and "rounds" in current else {}
-            current = dict(defaults) if defaults.get("name") == value else current
-        content[section] = {**current, name: value}
-    return content
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return with_options(content, options)
 
 
 def _default_out(experiment: Experiment) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coterie import registry
 from coterie.data.federated import Federated
+from coterie.data.shards import Spec
 from coterie.errors import ConfigError
 from coterie.federation.simulation import Simulation
+from coterie.federation.terms import Terms
 from coterie.learn.learner import Learner
 from coterie.learn.losses import NAMED
 
@@ -28,7 +31,8 @@ class Experiment(BaseModel):
     """Everything that determines a run.
 
     `data`, `model`, `local` and `algorithm` each hold a `name` and the settings of the part of that name;
-    `simulation` holds those of `coterie.Simulation`.
+    `simulation` holds those of `coterie.Simulation`, and `flower` those of `FlowerFederation`, for a run on
+    machines of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,11 +45,12 @@ class Experiment(BaseModel):
     local: Section = DEFAULTS["local"]
     algorithm: Section = DEFAULTS["algorithm"]
     simulation: Section = {}
+    flower: Section = {}
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Experiment:
         """Validate the content of an experiment file; the first problem is named by its key."""
-        for kind in ("data", "model", "local", "algorithm", "simulation"):
+        for kind in ("data", "model", "local", "algorithm", "simulation", "flower"):
             if kind in content and not isinstance(content[kind], Mapping):
                 raise ConfigError(f"{kind}: must be a section, [{kind}] in a file, not {content[kind]!r}.")
         try:
@@ -53,7 +58,10 @@ class Experiment(BaseModel):
         except ValidationError as error:
             raise ConfigError(registry.explain(error)) from None
         # settings as their types have them, so that `lr = 1` and `lr = 1.0` are the same experiment
-        checked: dict[str, Any] = {"simulation": experiment.simulation_settings()}
+        checked: dict[str, Any] = {
+            "simulation": experiment.simulation_settings(),
+            "flower": registry.validate_call("flower", Terms, experiment.flower),
+        }
         for kind in ("data", "model", "local", "algorithm"):
             section = getattr(experiment, kind)
             if section is not None:
@@ -69,6 +77,7 @@ class Experiment(BaseModel):
         for key, seed in (("seed", experiment.seed), ("data.seed", checked["data"].get("seed", 0))):
             if not 0 <= seed < 2**63:
                 raise ConfigError(f"{key}: must be a whole number from 0 to 2**63 - 1, not {seed}.")
+        Terms(**checked["flower"])
         experiment = experiment.model_copy(update=checked)
         for name in experiment.baselines:
             experiment.baseline(name)
@@ -84,9 +93,9 @@ class Experiment(BaseModel):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
-    def decided(self, data: Federated) -> Experiment:
+    def decided(self, spec: Spec) -> Experiment:
         """The experiment with what was left open chosen to fit the data."""
-        labels = data.train.spec.classes is not None
+        labels = spec.classes is not None
         return self.model_copy(
             update={
                 "loss": self.loss or ("cross_entropy" if labels else "squared"),
@@ -142,6 +151,42 @@ class Experiment(BaseModel):
         return "\n\n".join(["\n".join(top), *sections]) + "\n"
 
 
+def with_options(content: Section, options: Iterable[tuple[str, Any]]) -> Section:
+    """The content of an experiment file with other values for some keys, such as ("local.lr", 0.05)."""
+    content = dict(content)
+    for key, value in options:
+        section, _, name = key.rpartition(".")
+        if not section:
+            content[key] = value
+            continue
+        current = content.get(section, DEFAULTS.get(section, {}))
+        if not isinstance(current, dict):
+            continue  # not a section: refused by its key when the content is read
+        if name == "name" and current.get("name") != value:
+            # another part: settings of the former one mean nothing to it
+            defaults = DEFAULTS.get(section, {})
+            current = {"rounds": current["rounds"]} if section == "algorithm" and "rounds" in current else {}
+            current = dict(defaults) if defaults.get("name") == value else current
+        content[section] = {**current, name: value}
+    return content
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A key and its value from text such as `local.lr=0.05`."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals:
+        raise ConfigError(f"a setting is given as KEY=VALUE, such as local.lr=0.05, not {text!r}.")
+    return key, value_of(value)
+
+
+def value_of(text: str) -> Any:
+    """A value from text: a number, true or false, a list, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _choice(key: str, name: Any, choices: Collection[str]) -> None:
     if not isinstance(name, str) or name not in choices:
         raise ConfigError(f"{key}: there is no {name!r}; choose one of {', '.join(choices)}.")
@@ -171,8 +216,11 @@ def _escaped(character: str) -> str:
 
 
 def difference(old: Experiment, new: Experiment) -> str | None:
-    """The first setting in which two experiments differ, in words; None if they are the same."""
-    a, b = (_flat(e.model_dump()) for e in (old, new))
+    """The first setting in which two experiments differ, in words; None if they are the same.
+
+    How patient a server is with its clients is no part of an experiment: it may change on resuming.
+    """
+    a, b = (_flat(e.model_dump(exclude={"flower"})) for e in (old, new))
     for key in {**a, **b}:
         # as they are written: a participation of 1 is one client, of 1.0 all of them
         theirs, ours = ("not set" if e.get(key) is None else _toml(e[key]) for e in (a, b))

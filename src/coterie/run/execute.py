@@ -13,8 +13,9 @@ from coterie import storage
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.clustering.result import ChosenBy
 from coterie.data.federated import Federated
+from coterie.errors import FederationError
 from coterie.evaluate import metrics
-from coterie.federation import tuning
+from coterie.federation import Federation, tuning
 from coterie.federation.simulation import Simulation
 from coterie.models import stacked
 from coterie.run.config import Experiment
@@ -27,6 +28,7 @@ def execute(
     experiment: Experiment,
     folder: RunFolder,
     *,
+    federation: Federation | None = None,
     resume: bool = False,
     overwrite: bool = False,
     checkpoint_every: float = 5.0,
@@ -34,34 +36,64 @@ def execute(
 ) -> Clustering:
     """Run an experiment and its baselines.
 
+    The clients are those of `federation`; when there is none, those of the experiment's data set, simulated.
     What a folder already holds of this experiment is not computed again with `resume`. The state is kept
     every `checkpoint_every` seconds, which changes no result. `progress(name, rounds)` gives a context in
     which rounds are shown.
     """
-    data = experiment.make_data()
-    experiment = experiment.decided(data)
+    clients = _Simulated(experiment) if federation is None else _Real(federation)
+    spec = clients.federation.spec
+    experiment = experiment.decided(spec)
     baselines = [
         (folder.baseline(name), experiment.baseline(name))
         for name in experiment.baselines
         if name != experiment.algorithm["name"]
     ]
     # an impossible setting should be heard of before the folder is touched
-    experiment.make_learner().for_data(data.train.spec)
+    experiment.make_learner().for_data(spec)
     for each in (experiment, *(baseline for _, baseline in baselines)):
-        each.make_algorithm().check(len(data.train))
-    federation = Simulation(data.train, **experiment.simulation_settings())
+        each.make_algorithm().check(clients.federation.clients)
     folder.claim(experiment, resume, overwrite)
-    found = _one(experiment, data, federation, folder, checkpoint_every, progress)
+    found = _one(experiment, clients, folder, checkpoint_every, progress)
     for part, baseline in baselines:
         part.claim(baseline, resume=True, overwrite=False)
-        _one(baseline, data, federation, part, checkpoint_every, progress)
+        _one(baseline, clients, part, checkpoint_every, progress)
     return found
+
+
+class _Simulated:
+    """The clients of a data set, of which everything is known."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._data = experiment.make_data()
+        self.federation: Federation = Simulation(self._data.train, **experiment.simulation_settings())
+
+    def evaluation(self, found: Clustering) -> dict[str, Any]:
+        return evaluation(found, self._data)
+
+
+class _Real:
+    """Clients of whom only what they say is known."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+
+    def evaluation(self, found: Clustering) -> dict[str, Any]:
+        held_out = getattr(self.federation, "test", None)
+        names = set(found.ids[found.assignment >= 0].tolist())
+        test = None
+        if held_out is not None:
+            try:
+                everybody = names.issuperset(held_out.ids.tolist())
+                test = _plain(found.evaluate(held_out, "train" if everybody else "shard"))
+            except FederationError:
+                pass  # too few of them hold out examples
+        return _contents(name="clients of their own", test=test)
 
 
 def _one(
     experiment: Experiment,
-    data: Federated,
-    federation: Simulation,
+    clients: _Simulated | _Real,
     folder: RunFolder,
     checkpoint_every: float,
     progress: Progress | None,
@@ -78,14 +110,14 @@ def _one(
             )
             with shown as show:
                 found = algorithm.fit(
-                    federation,
+                    clients.federation,
                     experiment.make_learner(),
                     seed=experiment.seed,
                     observer=Recorder(folder, show, checkpoint_every),
                 )
             found.save(folder.path)
         if not (folder.path / EVALUATION).exists():
-            storage.write_json(folder.path / EVALUATION, evaluation(found, data))
+            storage.write_json(folder.path / EVALUATION, clients.evaluation(found))
     return found
 
 
@@ -98,20 +130,34 @@ def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
     distance = metrics.parameter_distance(found.models, data.models) if comparable else None
     # a client that never answered has no cluster to be evaluated in
     chosen_by: ChosenBy = "train" if (found.assignment >= 0).all() else "shard"
-    return {
-        "data": data.name,
-        "truth": None if data.truth is None else data.truth.tolist(),
-        "misclustering": None if truth is None else metrics.misclustering(found.assignment, truth),
-        "adjusted_rand": None if truth is None else metrics.adjusted_rand(found.assignment, truth),
-        "parameter_distance": _number(distance),
-        "test": None if data.test is None else _plain(found.evaluate(data.test, chosen_by)),
-        "unseen": None if data.unseen is None else _plain(found.evaluate(data.unseen)),
-        "unseen_misclustering": (
+    return _contents(
+        name=data.name,
+        truth=None if data.truth is None else data.truth.tolist(),
+        misclustering=None if truth is None else metrics.misclustering(found.assignment, truth),
+        adjusted_rand=None if truth is None else metrics.adjusted_rand(found.assignment, truth),
+        parameter_distance=_number(distance),
+        test=None if data.test is None else _plain(found.evaluate(data.test, chosen_by)),
+        unseen=None if data.unseen is None else _plain(found.evaluate(data.unseen)),
+        unseen_misclustering=(
             metrics.misclustering(found.assign(data.unseen), data.unseen_truth)
             if clusters and data.unseen is not None and data.unseen_truth is not None
             else None
         ),
-    }
+    )
+
+
+def _contents(name: str, **known: Any) -> dict[str, Any]:
+    """The content of an evaluation: what is not known of these clients is null."""
+    keys = (
+        "truth",
+        "misclustering",
+        "adjusted_rand",
+        "parameter_distance",
+        "test",
+        "unseen",
+        "unseen_misclustering",
+    )
+    return {"data": name, **dict.fromkeys(keys), **known}
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:

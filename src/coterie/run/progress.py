@@ -69,3 +69,18 @@ def lines(console: Console, name: str, rounds: int) -> Iterator[Show]:
             console.print(line, soft_wrap=True, highlight=False)
 
     yield show
+
+
+@contextmanager
+def every_round(console: Console, name: str, rounds: int) -> Iterator[Show]:
+    """A plain line for every round, for rounds that take seconds: who was left out, and why."""
+
+    def show(logs: list[RoundLog], done: int) -> None:
+        for log in logs:
+            loss, sizes = status(log)
+            line = f"{name}: round {log.round + 1}/{rounds}, loss {loss}, {sizes}, {log.seconds:.1f} s"
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            for reason, clients in log.missing.items():
+                console.print(f"  left out: {', '.join(clients)} ({reason})", soft_wrap=True, markup=False)
+
+    yield show

@@ -1,0 +1,76 @@
+"""One client's examples in a file of its own: what a real node holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from coterie.data.shards import Shards
+from coterie.errors import DataError
+
+TABLES: dict[str, Callable[[Path], pd.DataFrame]] = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
+ARRAYS = (".npz", ".safetensors")
+
+
+def client_file(path: str | Path, client: str, target: str = "y", classes: int | None = None) -> Shards:
+    """The examples of one client from a file on its own disk.
+
+    Parameters
+    ----------
+    path
+        A `.csv` or `.parquet` table with one row per example, or a `.npz` or `.safetensors` file that holds
+        an array `x` with one row per example and an array of that many targets.
+    client
+        The client's id.
+    target
+        The table's column, or the file's array, that holds the targets. Whole numbers are class labels. All
+        other columns of a table are features, in their order.
+    classes
+        Number of classes; taken from the largest label when not given.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in (*TABLES, *ARRAYS):
+        raise DataError(
+            f"{path} is not a file of examples: give a {', '.join(TABLES)}, {' or '.join(ARRAYS)} file."
+        )
+    try:
+        x, y = _table(path, target) if kind in TABLES else _arrays(path, target)
+    except (OSError, EOFError, SafetensorError, UnicodeDecodeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path} cannot be read: {reason}.") from error
+    labels = np.asarray(y).dtype.kind in "iub"
+    return Shards.from_lists([x], [y.astype(np.int32) if labels else y], [client], classes=classes)
+
+
+def _table(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
+    table = TABLES[path.suffix.lower()](path)
+    if target not in table:
+        raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(map(str, table))}.")
+    features = table.drop(columns=target)
+    for column in table:
+        kind = table[column].dtype.kind
+        if kind not in "fiub":
+            raise DataError(f"{path}: column {column!r} holds {table[column].dtype}, not numbers.")
+    if features.shape[1] == 0:
+        raise DataError(f"{path} has no column beside {target!r}: features are missing.")
+    return features.to_numpy(np.float32), table[target].to_numpy()
+
+
+def _arrays(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
+    content: dict[str, Any] = {}
+    if path.suffix.lower() == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            content = {name: file[name] for name in file.files}
+    else:
+        content = dict(load_file(path))
+    for name in ("x", target):
+        if name not in content:
+            raise DataError(f"{path} has no array {name!r}; its arrays are {', '.join(content)}.")
+    return content["x"], content[target]

@@ -1,0 +1,188 @@
+"""Clients on machines of their own, asked through Flower."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.serverapp import Grid
+from jaxtyping import Array, Int, Key, PyTree
+
+from coterie import registry
+from coterie.data.shards import Spec
+from coterie.errors import FederationError, SettingError
+from coterie.federation.flower import wire
+from coterie.federation.flower.post import Post
+from coterie.federation.flower.replies import Replies
+from coterie.federation.flower.roster import Roster
+from coterie.federation.program import Program
+from coterie.federation.protocol import Answers, Reduction
+from coterie.federation.terms import Terms
+from coterie.learn.learner import Learner
+from coterie.learn.tasks import Task
+
+
+class Chosen(eqx.Module):
+    """Clients to ask, by position."""
+
+    clients: Int[Array, "*rounds asked"]
+
+
+class FlowerFederation:
+    """A federation whose clients are Flower nodes: each on its own machine, with its own data.
+
+    Parameters
+    ----------
+    grid
+        What a Flower `ServerApp` is given to reach its nodes.
+    terms
+        Settings of `Terms`: `min_clients`, `min_replies`, `deadline`, `wait`, `max_norm`, `poll`.
+
+    A client that is not connected, does not answer in time, fails, or sends anything but finite numbers of
+    the shapes expected and within the norm is left out of that ask, with the reason in `Answers.failures`;
+    it is asked again next time. A node that joins late is let in before the next round. All that a client is
+    ever sent is the ask itself: of other clients it learns nothing.
+    """
+
+    def __init__(self, grid: Grid, **terms: Any) -> None:
+        self._terms = Terms(**registry.validate_call("flower", Terms, terms))
+        self._post = Post(grid, self._terms.poll)
+        self._roster = Roster(self._post, self._terms.min_clients, self._terms.wait)
+        self._learner: Learner | None = None
+        self._split = "train"
+
+    def _copy(self) -> FlowerFederation:
+        new = object.__new__(FlowerFederation)
+        new.__dict__.update(self.__dict__)
+        return new
+
+    @property
+    def traceable(self) -> bool:
+        return False
+
+    @property
+    def clients(self) -> int:
+        return len(self._gathered.ids)
+
+    @property
+    def ids(self) -> np.ndarray:
+        return np.array(self._gathered.ids)
+
+    @property
+    def spec(self) -> Spec:
+        spec = self._gathered.spec
+        assert spec is not None
+        return spec
+
+    @property
+    def _gathered(self) -> Roster:
+        if not self._roster.ids or self._roster.spec is None:
+            self._roster.gather()
+        return self._roster
+
+    @property
+    def test(self) -> FlowerFederation:
+        """The same clients, asked about the examples they hold out instead of those they train on."""
+        new = self._copy()
+        new._split = "test"
+        return new
+
+    def recall(self, ids: np.ndarray) -> None:
+        self._roster.recall(ids)
+
+    def admit(self) -> None:
+        self._gathered.admit()
+
+    def place(self, state: PyTree) -> PyTree:
+        return jax.tree.map(jnp.asarray, state)
+
+    def with_learner(self, learner: Learner) -> FlowerFederation:
+        new = self._copy()
+        new._learner = learner.for_data(self.spec)
+        return new
+
+    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
+        positions = np.asarray(positions)
+        if positions.size == 0 or not 0 <= positions.min() <= positions.max() < self.clients:
+            raise SettingError(f"clients to ask must be positions between 0 and {self.clients - 1}.")
+        return Chosen(jnp.asarray(positions, jnp.int32))
+
+    def ask(
+        self,
+        task: Task,
+        broadcast: PyTree = None,
+        *,
+        each: PyTree = None,
+        clients: Chosen | None = None,
+        key: Key[Array, ""] | None = None,
+        reduce: Reduction | None = None,
+        replicas: int | None = None,
+    ) -> Answers:
+        """See `Federation.ask`."""
+        if self._learner is None:
+            raise SettingError("these clients have no learner yet: use federation.with_learner(learner).")
+        positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
+        program = Program(task, reduce, replicas, 0.0, len(positions))
+        replies = Replies(program, self._learner, self.spec, broadcast, each, self._terms.max_norm)
+        failures: dict[int, str] = {}
+        nodes = self._reachable(positions, failures)
+        letters = replies.letters(
+            {i: node for i, node in nodes.items() if node is not None},
+            self._split,
+            jax.random.key(0) if key is None else key,
+        )
+        index_of = {node: i for i, node in nodes.items() if node is not None}
+        for node, records in self._post.exchange(letters, wire.ASK, self._terms.deadline):
+            index = index_of[node]
+            try:
+                if isinstance(records, wire.Unreadable):
+                    raise records
+                partly = replies.add(index, records)
+            except wire.Unreadable as error:
+                failures[int(positions[index])] = str(error)
+            else:
+                if partly:
+                    failures[int(positions[index])] = partly
+        if replies.count < self._terms.needed(len(positions)):
+            raise self._too_few(replies.count, positions, failures)
+        return replies.answers(positions, tuple(failures.items()))
+
+    def _reachable(self, positions: np.ndarray, failures: dict[int, str]) -> dict[int, int | None]:
+        """The node of each client asked, once enough of them are connected."""
+        began = time.monotonic()
+        while True:
+            self._roster.look()
+            nodes = {i: self._roster.node(int(position)) for i, position in enumerate(positions)}
+            away = [int(positions[i]) for i, node in nodes.items() if node is None]
+            if len(positions) - len(away) >= self._terms.needed(len(positions)):
+                failures |= dict.fromkeys(away, "not connected")
+                return nodes
+            if time.monotonic() - began > self._terms.wait:
+                raise self._too_few(
+                    len(positions) - len(away), positions, dict.fromkeys(away, "not connected")
+                )
+            time.sleep(self._post.every)
+
+    def _too_few(self, count: int, positions: np.ndarray, failures: dict[int, str]) -> FederationError:
+        names = self._roster.ids
+        shown = [f"{names[position]}: {reason}" for position, reason in sorted(failures.items())[:5]]
+        more = f", and {len(failures) - 5} more" if len(failures) > 5 else ""
+        return FederationError(
+            f"{count} of {len(positions)} clients answered and {self._terms.needed(len(positions))} are "
+            f"needed ({'; '.join(shown)}{more}){self._roster.complaints()}: bring them back and resume the "
+            "run, or lower min_replies."
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "federation": "flower",
+            "flwr": importlib.metadata.version("flwr"),
+            **dataclasses.asdict(self._terms),
+            "jax": jax.__version__,
+        }

@@ -1,0 +1,229 @@
+"""What travels between server and clients: arrays by name, and a few words. No pickles, no examples.
+
+A tree of arrays is a dict, possibly nested, whose leaves are arrays or models (pytrees of the learner's
+structure, perhaps stacked). Its arrays are named by path: `models:layers.0.weight` is the array
+`layers.0.weight` of the model (or stack of models) at `models`; `report/loss` is a plain array in a nested
+dict; `*` stands for a tree that is itself a leaf. So a client needs no JAX to understand an ask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from jaxtyping import PyTree
+
+from coterie.data.shards import Spec
+from coterie.errors import SettingError
+from coterie.learn.tasks import Reply
+from coterie.models import stacked
+
+Arrays = dict[str, np.ndarray]
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+HELLO, ASK = "query.hello", "query.ask"  # the two types of message
+_ROOT = "*"
+
+
+class Unreadable(Exception):
+    """A message that is not what it should be; the text says how."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a client says of itself when it is greeted: its name and the shape of an example."""
+
+    id: str
+    spec: Spec
+
+    def records(self) -> RecordDict:
+        return RecordDict({"client": ConfigRecord({"id": self.id, "spec": _spec_text(self.spec)})})
+
+    @classmethod
+    def read(cls, records: RecordDict) -> Introduction:
+        try:
+            config = records.config_records["client"]
+            return cls(str(config["id"]), _spec_from(config["spec"]))
+        except (LookupError, TypeError, ValueError) as error:
+            raise Unreadable(f"its introduction cannot be read: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One ask as one client gets it."""
+
+    task: str
+    split: str  # which of its examples: "train" or "test"
+    spec: Spec  # the shape of an example throughout the federation
+    replicas: int | None
+    key: np.ndarray
+    broadcast: Arrays
+    each: Arrays
+
+    def records(self) -> RecordDict:
+        words = {"task": self.task, "split": self.split, "spec": _spec_text(self.spec)}
+        if self.replicas is not None:
+            words["replicas"] = str(self.replicas)
+        return RecordDict(
+            {
+                "ask": ConfigRecord(dict(words)),
+                "key": to_record({"key": self.key}),
+                "broadcast": to_record(self.broadcast),
+                "each": to_record(self.each),
+            }
+        )
+
+    @classmethod
+    def read(cls, records: RecordDict) -> Ask:
+        try:
+            words = records.config_records["ask"]
+            return cls(
+                task=str(words["task"]),
+                split=str(words["split"]),
+                spec=_spec_from(words["spec"]),
+                replicas=int(str(words["replicas"])) if "replicas" in words else None,
+                key=from_record(records.array_records["key"])["key"],
+                broadcast=from_record(records.array_records["broadcast"]),
+                each=from_record(records.array_records["each"]),
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise Unreadable(f"the ask cannot be read: {error!r}") from error
+
+
+def reply_records(arrays: Arrays) -> RecordDict:
+    """A reply as it is sent."""
+    return RecordDict({"reply": to_record(arrays)})
+
+
+def refusal_records(sentence: str) -> RecordDict:
+    """What a client sends that cannot do what it is asked: one sentence."""
+    return RecordDict({"refusal": ConfigRecord({"reason": sentence})})
+
+
+def read_reply(records: RecordDict) -> Arrays:
+    """The arrays of a reply."""
+    if "refusal" in records.config_records:
+        raise Unreadable(str(records.config_records["refusal"].get("reason", "no reason given")))
+    try:
+        return from_record(records.array_records["reply"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise Unreadable(f"its reply cannot be read: {error!r}") from error
+
+
+def to_record(arrays: Arrays) -> ArrayRecord:
+    """Named arrays in Flower's form."""
+    return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in arrays.items()})
+
+
+def from_record(record: ArrayRecord) -> Arrays:
+    """The inverse of `to_record`."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def flatten(tree: PyTree, model: PyTree) -> Arrays:
+    """The arrays of a tree by name; `model` has the structure of one model."""
+    bare = jax.tree_util.treedef_is_leaf(jax.tree.structure(model))
+    arrays: Arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, lambda t: stacked.alike(t, model)):
+        where = _where(path)
+        if bare or not stacked.alike(leaf, model):
+            arrays[where] = _plain(where, leaf)
+            continue
+        for name, array in stacked.named(leaf).items():
+            arrays[f"{where}:{name}"] = _plain(where, array)
+    return arrays
+
+
+def unflatten(arrays: Mapping[str, Any], model: PyTree) -> Any:
+    """The inverse of `flatten`; None where there are no arrays."""
+    tree = nested(arrays)
+    names = list(stacked.named(model))
+    structure = jax.tree.structure(model)
+
+    def with_models(node: Any) -> Any:
+        if isinstance(node, Named):
+            if node.keys() != set(names):
+                odd = sorted(node.keys() ^ set(names))[0]
+                raise Unreadable(f"a model that was sent does not fit this learner's: {odd!r} is on one side")
+            return jax.tree.unflatten(structure, [node[name] for name in names])
+        return {key: with_models(child) for key, child in node.items()} if isinstance(node, dict) else node
+
+    return with_models(tree)
+
+
+class Named(dict[str, Any]):
+    """The arrays of a model, or of a stack of models, by name."""
+
+
+def nested(arrays: Mapping[str, Any]) -> Any:
+    """The tree as nested dicts, with models as `Named` arrays: all that a client without JAX needs."""
+    if not arrays:
+        return None
+    root: dict[str, Any] = {}
+    for full, array in arrays.items():
+        where, colon, name = full.partition(":")
+        *parents, last = where.split("/")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        if colon:
+            node.setdefault(last, Named())[name] = array
+        else:
+            node[last] = array
+    return root.get(_ROOT, root)
+
+
+def reply_tree(reply: Reply, shape: Reply) -> dict[str, Any]:
+    """What of a reply travels; `shape` tells by plain numbers what was left at its default."""
+    tree: dict[str, Any] = {"report": reply.report} if reply.report else {}
+    if reply.value is not None:
+        tree["value"] = reply.value
+    for name in ("cluster", "weight"):
+        if hasattr(getattr(shape, name), "dtype"):
+            tree[name] = getattr(reply, name)
+    return tree
+
+
+def check_shapes(arrays: Arrays, expected: Shapes) -> Arrays:
+    """A reply's arrays in the expected dtypes, if they are just the expected ones."""
+    if arrays.keys() != expected.keys():
+        odd = sorted(arrays.keys() ^ expected.keys())[0]
+        raise Unreadable(f"its reply {'lacks' if odd in expected else 'has an unexpected'} {odd!r}")
+    for name, (shape, dtype) in expected.items():
+        if arrays[name].shape != shape:
+            raise Unreadable(f"{name!r} of its reply has shape {arrays[name].shape}, not {shape}")
+        if not np.can_cast(arrays[name].dtype, dtype, "same_kind"):
+            raise Unreadable(f"{name!r} of its reply is {arrays[name].dtype}, not {dtype}")
+    return {name: np.asarray(arrays[name], dtype) for name, (_, dtype) in expected.items()}
+
+
+def _where(path: Any) -> str:
+    keys = [getattr(entry, "key", None) for entry in path]
+    for key in keys:
+        if not isinstance(key, str) or not key or set(key) & set("/:*"):
+            raise SettingError(
+                "what a task is sent must be a dict of arrays and models, with names free of '/', ':' and "
+                f"'*': {jax.tree_util.keystr(path)} is not."
+            )
+    return "/".join(map(str, keys)) or _ROOT
+
+
+def _plain(where: str, leaf: Any) -> np.ndarray:
+    if hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise SettingError(f"{where} is a random key: only the ask's own key travels.")
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "fiub":
+        raise SettingError(f"{where} is {array.dtype}, which does not travel: send float32 or integers.")
+    return array
+
+
+def _spec_text(spec: Spec) -> str:
+    return json.dumps(asdict(spec))
+
+
+def _spec_from(text: Any) -> Spec:
+    return Spec.from_json(json.loads(str(text)))

@@ -1,0 +1,59 @@
+"""The same experiment, seed and data in a simulation and over Flower: the same groups, the same models."""
+
+import jax
+import numpy as np
+import pytest
+from in_process import InProcessGrid
+
+import coterie as ct
+from coterie.federation.flower import FlowerFederation, JaxClient, Own, client_app
+
+REGRESSION = ct.data.mixed_regression(clients=8, k=2, dim=5, examples=20, seed=3)
+DIGITS = ct.data.rotated_digits(clients=6, rotations=(0, 90), unseen=0, seed=1)
+
+# a new algorithm is one more line
+ALGORITHMS = {
+    "ifca": ct.IFCA(k=2, rounds=4, n_init=3),
+    "ifca, some clients": ct.IFCA(k=2, rounds=4, n_init=2, participation=0.5),
+    "ifca, by examples": ct.IFCA(k=2, rounds=3, n_init=1, weight="examples"),
+    "global": ct.Global(rounds=3),
+    "local": ct.Local(rounds=3),
+    "local, some clients": ct.Local(rounds=4, participation=0.5),
+}
+PROBLEMS = {
+    "regression": (
+        REGRESSION,
+        ct.Learner(ct.models.Linear(), loss="squared", local=ct.SGD(lr=0.05, steps=3)),
+    ),
+    "digits": (
+        DIGITS,
+        ct.Learner(ct.models.MLP(hidden=(16,)), local=ct.SGD(lr=0.1, epochs=1, batch_size=32, momentum=0.5)),
+    ),
+}
+
+
+def grid_of(data, learner):
+    def app(i):
+        test = None if data.test is None else data.test[[i]]
+        own = Own(str(data.train.ids[i]), data.train[[i]], test)
+        return client_app(lambda context: JaxClient(learner, own))
+
+    return InProcessGrid([app(i) for i in range(len(data.train))])
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_flower_and_simulation_agree(name, problem):
+    data, learner = PROBLEMS[problem]
+    algorithm = ALGORITHMS[name]
+    simulated = algorithm.fit(data.train, learner, seed=5)
+    flower = FlowerFederation(grid_of(data, learner), min_clients=len(data.train), poll=0.001)
+    real = algorithm.fit(flower, learner, seed=5)
+    assert real.ids.tolist() == list(map(str, simulated.ids))
+    np.testing.assert_array_equal(real.assignment, simulated.assignment)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), real.models, simulated.models
+    )
+    for ours, theirs in zip(real.history, simulated.history, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert (ours.asked, ours.answered, ours.sizes) == (theirs.asked, theirs.answered, theirs.sizes)
