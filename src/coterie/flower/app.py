@@ -1,0 +1,85 @@
+"""The Flower app: an experiment file as a `ServerApp` and a `ClientApp`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+
+from coterie.errors import ConfigError, CoterieError
+from coterie.federation.flower.client import Client, JaxClient, client_app
+from coterie.federation.flower.federation import FlowerFederation
+from coterie.flower.node import own_data
+from coterie.run.config import Experiment, setting, with_options
+from coterie.run.execute import execute
+from coterie.run.folder import RunFolder
+from coterie.run.progress import every_round
+from coterie.run.summary import summarise
+from coterie.run.tables import show_summary
+
+
+def experiment_of(file: Path, run: Mapping[str, Any]) -> Experiment:
+    """The experiment in a file, with what `set` in the run's configuration says otherwise."""
+    options = map(setting, shlex.split(str(run.get("set", ""))))
+    return Experiment.read(with_options(Experiment.from_file(file), options))
+
+
+def client_for(file: str | Path) -> ClientApp:
+    """The client's side of an experiment file: what a SuperNode runs."""
+
+    def make(context: Context) -> Client:
+        experiment = experiment_of(Path(file), context.run_config)
+        own = own_data(context.node_config, experiment)
+        return JaxClient(experiment.decided(own.train.spec).make_learner(), own)
+
+    return client_app(make)
+
+
+def server_for(file: str | Path) -> ServerApp:
+    """The server's side of an experiment file: what a SuperLink runs.
+
+    The run's configuration: `out` is the run folder, on the machine of the SuperLink; `overwrite` replaces a
+    run that is there, which is otherwise continued; `set` changes settings of the experiment, such as
+    `"algorithm.rounds=5 local.lr=0.05"`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            run(grid, context.run_config, Path(file))
+        except CoterieError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            # Flower calls a run failed if its ServerApp raises, and shows the traceback: of no use here
+            sys.tracebacklimit = 0
+            raise
+
+    return app
+
+
+def run(grid: Grid, config: Mapping[str, Any], file: Path) -> None:
+    """Run the experiment in a file with the clients behind a grid."""
+    if not config.get("out"):
+        raise ConfigError("the run's configuration lacks out, the folder to write the run to.")
+    experiment = experiment_of(file, config)
+    folder = RunFolder(str(config["out"]))
+    console = Console(width=110, highlight=False)
+    execute(
+        experiment,
+        folder,
+        federation=FlowerFederation(grid, **experiment.flower),
+        resume=True,
+        overwrite=bool(config.get("overwrite", False)),
+        checkpoint_every=0.0,
+        progress=partial(every_round, console),
+    )
+    show_summary(console, summarise(folder.path))
+    console.print(f"The run is in {folder.path.resolve()}.", soft_wrap=True)
