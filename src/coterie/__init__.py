@@ -1,5 +1,7 @@
 """Coterie finds the groups hidden among federated clients and trains one model per group."""
 
+from typing import TYPE_CHECKING, Any
+
 from coterie import data, errors, models
 from coterie.algorithms import IFCA, Global, Local
 from coterie.clustering import Clustering, Evaluation, load
@@ -11,6 +13,9 @@ from coterie.initialise import Random
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, Optax
 
+if TYPE_CHECKING:
+    from coterie.federation.flower import FlowerFederation
+
 use_every_core()
 
 __version__ = "0.1.0.dev0"
@@ -21,6 +26,7 @@ __all__ = [
     "Clustering",
     "Evaluation",
     "Federated",
+    "FlowerFederation",
     "Global",
     "Learner",
     "Local",
@@ -34,3 +40,12 @@ __all__ = [
     "metrics",
     "models",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs an extra is imported when it is asked for."""
+    if name != "FlowerFederation":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from coterie.federation.flower import FlowerFederation
+
+    return FlowerFederation

@@ -28,6 +28,7 @@ PARTS: dict[str, dict[str, str]] = {
         "rotated-digits": "coterie.data.digits:rotated_digits",
         "inverted-digits": "coterie.data.digits:inverted_digits",
         "mixed-regression": "coterie.data.synthetic:mixed_regression",
+        "nodes": "coterie.data.nodes:nodes",
     },
     "model": {
         "linear": "coterie.models.linear:Linear",

@@ -29,14 +29,19 @@ app = typer.Typer(
 def new(
     folder: Annotated[Path, typer.Argument(help="A folder that is not there yet, or empty.")],
     nodes: Annotated[int, typer.Option(help="Nodes that the experiment is set up for.")] = 8,
+    own_data: Annotated[
+        bool,
+        typer.Option("--own-data", help="Nodes hold files of their own, not parts of a bundled data set."),
+    ] = False,
 ) -> None:
     """Write a ready Flower app project: an experiment file, the app that runs it, and how to go on."""
     from coterie.flower.new import new_project
 
     with clear_errors():
-        for path in new_project(folder, nodes):
+        for path in new_project(folder, nodes, own_data):
             print(path)
-        print(f"\nTry it on this machine: coterie flower up {folder} --nodes {nodes}")
+        who = "--data FOLDER-OF-FILES" if own_data else f"--nodes {nodes}"
+        print(f"\nTry it on this machine: coterie flower up {folder} {who}")
 
 
 @app.command()
@@ -85,7 +90,6 @@ def up(
         Path | None,
         typer.Option(help="A folder of data files: one SuperNode for each, named after its file."),
     ] = None,
-    target: Annotated[str, typer.Option(help="With --data: the column or array of targets.")] = "y",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the SuperLink; 0 for a free one.")] = 8000,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys.")] = False,
 ) -> None:
@@ -102,7 +106,7 @@ def up(
             raise ConfigError(
                 f"{project} holds no Flower app (pyproject.toml is missing): coterie flower new makes one."
             )
-        configs = _configs(nodes, data, target)
+        configs = _configs(nodes, data)
         console = Console(stderr=True, highlight=False)
         with _interruptible(), Deployment(project, port, secure=not insecure) as deployment:
             console.print(f"Starting a SuperLink and {len(configs)} SuperNodes ...")
@@ -126,7 +130,7 @@ def up(
         console.print("All stopped.")
 
 
-def _configs(nodes: int | None, data: Path | None, target: str) -> dict[str, NodeConfig]:
+def _configs(nodes: int | None, data: Path | None) -> dict[str, NodeConfig]:
     """The name and the configuration of every node."""
     from coterie.data.files import ARRAYS, TABLES
 
@@ -143,9 +147,7 @@ def _configs(nodes: int | None, data: Path | None, target: str) -> dict[str, Nod
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"two files in {data} are called {twice[0]}: a client has one file.")
-    return {
-        path.stem: {"client-id": path.stem, "data": str(path.resolve()), "target": target} for path in files
-    }
+    return {path.stem: {"client-id": path.stem, "data": str(path.resolve())} for path in files}
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def make_certificates(folder: KeyFolder, hosts: Sequence[str]) -> list[Path]:
     """
     if not hosts:
         raise ConfigError("a certificate needs at least one host name or address of the SuperLink.")
+    names = [_alternative(host) for host in hosts]
     written = []
     if folder.ca.exists() != folder.ca_key.exists():
         missing = folder.ca_key if folder.ca.exists() else folder.ca
@@ -77,7 +78,7 @@ def make_certificates(folder: KeyFolder, hosts: Sequence[str]) -> list[Path]:
         _write(folder.ca, authority.public_bytes(_PEM))
         written += [folder.ca, folder.ca_key]
     own = ec.generate_private_key(ec.SECP256R1())
-    certificate = _certificate(hosts[0], authority, key, own, hosts, SERVER_DAYS)
+    certificate = _certificate(hosts[0], authority, key, own, names, SERVER_DAYS)
     _write(folder.certificate_key, _private(own), secret=True)
     _write(folder.certificate, certificate.public_bytes(_PEM))
     return [*written, folder.certificate, folder.certificate_key]
@@ -109,7 +110,7 @@ def _certificate(
     authority: x509.Certificate | None,
     signer: ec.EllipticCurvePrivateKey,
     owner: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
+    names: Sequence[x509.GeneralName],
     days: int,
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
@@ -140,7 +141,7 @@ def _certificate(
     )
     if not is_authority:
         builder = (
-            builder.add_extension(x509.SubjectAlternativeName(list(map(_alternative, hosts))), critical=False)
+            builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False

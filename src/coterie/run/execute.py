@@ -12,6 +12,7 @@ import numpy as np
 from coterie import storage
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.clustering.result import ChosenBy
+from coterie.data import nodes
 from coterie.data.federated import Federated
 from coterie.errors import FederationError
 from coterie.evaluate import metrics
@@ -41,7 +42,7 @@ def execute(
     every `checkpoint_every` seconds, which changes no result. `progress(name, rounds)` gives a context in
     which rounds are shown.
     """
-    clients = _Simulated(experiment) if federation is None else _Real(federation)
+    clients = _Simulated(experiment) if federation is None else _Real(experiment, federation)
     spec = clients.federation.spec
     experiment = experiment.decided(spec)
     baselines = [
@@ -75,8 +76,10 @@ class _Simulated:
 class _Real:
     """Clients of whom only what they say is known."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, experiment: Experiment, federation: Federation) -> None:
         self.federation = federation
+        name = experiment.data["name"]
+        self._data = "the nodes' own data" if name == nodes.NAME else str(name).replace("-", " ")
 
     def evaluation(self, found: Clustering) -> dict[str, Any]:
         held_out = getattr(self.federation, "test", None)
@@ -88,7 +91,7 @@ class _Real:
                 test = _plain(found.evaluate(held_out, "train" if everybody else "shard"))
             except FederationError:
                 pass  # too few of them hold out examples
-        return _contents(name="clients of their own", test=test)
+        return _contents(name=self._data, test=test)
 
 
 def _one(

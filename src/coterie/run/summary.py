@@ -12,6 +12,7 @@ from coterie import storage
 from coterie.clustering import load
 from coterie.errors import RunFolderError
 from coterie.evaluate.matching import best_match, contingency
+from coterie.models import stacked
 from coterie.run.folder import BASELINES, EVALUATION, RunFolder
 
 
@@ -38,6 +39,7 @@ class Summary:
     rows: tuple[Row, ...]
     found: tuple[int, ...]  # cluster ids, in the order of the matrix' rows
     matrix: tuple[tuple[int, ...], ...] | None
+    members: tuple[tuple[str, ...], ...] | None = None  # who is in each of them, where no truth is known
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,7 +54,10 @@ def summarise(path: str | Path) -> Summary:
     try:
         order, matrix = ordered_matrix(found.assignment, result["truth"])
         rows = tuple(_row(part) for part in parts if part.finished)
-        return Summary(result["data"], len(found.ids), rows, order, matrix)
+        members = tuple(tuple(map(str, found.ids[found.assignment == j])) for j in order)
+        grouping = 1 < stacked.count(found.models) < len(found.ids)
+        known = members if matrix is None and grouping else None
+        return Summary(result["data"], len(found.ids), rows, order, matrix, known)
     except (AttributeError, LookupError, TypeError) as error:
         raise RunFolderError(f"the {EVALUATION} in {folder.path} is damaged: {error!r}.") from error
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coterie.run.summary import Summary, human_bytes
+
+NAMES = 20  # clients of a group that are named
 
 
 def show_summary(console: Console, summary: Summary) -> None:
@@ -40,6 +45,8 @@ def show_summary(console: Console, summary: Summary) -> None:
     console.print(table)
     if summary.matrix:
         console.print(_matrix(summary))
+    if summary.members:
+        console.print(_members(summary.found, summary.members))
 
 
 def _matrix(summary: Summary) -> Table:
@@ -50,6 +57,14 @@ def _matrix(summary: Summary) -> Table:
         table.add_column(f"true {j}", justify="right")
     for cluster, row in zip(summary.found, summary.matrix, strict=True):
         table.add_row(f"found {cluster}", *(f"[bold]{n}[/]" if n else "[dim]·[/]" for n in row))
+    return table
+
+
+def _members(found: Sequence[int], members: Sequence[Sequence[str]]) -> Table:
+    table = Table(title="Who belongs together", title_justify="left", box=SIMPLE_HEAD, show_header=False)
+    for cluster, names in zip(found, members, strict=True):
+        more = f" and {len(names) - NAMES:,} more" if len(names) > NAMES else ""
+        table.add_row(f"group {cluster}", Text(", ".join(names[:NAMES]) + more))
     return table
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import time
 from typing import Any
@@ -183,6 +182,5 @@ class FlowerFederation:
         return {
             "federation": "flower",
             "flwr": importlib.metadata.version("flwr"),
-            **dataclasses.asdict(self._terms),
             "jax": jax.__version__,
         }

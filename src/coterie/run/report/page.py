@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from coterie.models import stacked
-from coterie.run.report import pictures, style
+from coterie.run.report import people, pictures, style
 from coterie.run.report.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
+from coterie.run.report.words import LISTED, NOTHING, count, duration, listed, percent, swatch
 from coterie.run.summary import human_bytes
-
-NOTHING = "–"
-LISTED = 16  # clusters named one by one
 
 
 def render(contents: Contents) -> str:
@@ -27,9 +25,11 @@ def render(contents: Contents) -> str:
         _summary(contents),
         _loss_per_round(contents),
         *_clusters(contents),
+        people.members(contents),
         _truth(contents.run, contents.truth),
         _per_client(contents),
         _unseen(contents.run, contents.measure),
+        people.left_out(contents.run.clustering.history),
         _settings(contents),
     )
     css = files(__package__).joinpath("page.css").read_text()
@@ -51,27 +51,27 @@ def headline(contents: Contents) -> str:
     found, truth = contents.run.clustering, contents.truth
     clients = len(found.ids)
     if not contents.run.grouping:
-        return f"{contents.run.name} trained a model for each of the {_count(clients, 'client')}."
-    text = f"{contents.run.name} found {_count(found.k, 'group')} among {_count(clients, 'client')}"
+        return f"{contents.run.name} trained a model for each of the {count(clients, 'client')}."
+    text = f"{contents.run.name} found {count(found.k, 'group')} among {count(clients, 'client')}"
     if truth is not None:
         if len(truth.names) != found.k:
             text += f", where there truly {'is' if len(truth.names) == 1 else 'are'} {len(truth.names)}"
         if truth.wrong:
             be = "is" if truth.wrong == 1 else "are"
-            text += f"; {truth.wrong:,} of {_count(clients, 'client')} {be} in the wrong group."
+            text += f"; {truth.wrong:,} of {count(clients, 'client')} {be} in the wrong group."
         else:
             text += "; every client is in its true group."
     elif found.k > 1:
         sizes = sorted((int(size) for size in found.sizes if size), reverse=True)
         if len(sizes) <= 8:
-            text += f", of {_listed(f'{size:,}' for size in sizes)} clients."
+            text += f", of {listed(f'{size:,}' for size in sizes)} clients."
         else:
-            text += f", the largest of {sizes[0]:,} and the smallest of {_count(sizes[-1], 'client')}."
+            text += f", the largest of {sizes[0]:,} and the smallest of {count(sizes[-1], 'client')}."
     else:
         text += "."
     lost = int((found.assignment < 0).sum())
     if lost:
-        text += f" {_count(lost, 'client')} never answered and {'has' if lost == 1 else 'have'} no group."
+        text += f" {count(lost, 'client')} never answered and {'has' if lost == 1 else 'have'} no group."
     return text
 
 
@@ -81,36 +81,15 @@ def comparison(contents: Contents) -> str:
     own, *others = [(m.name, _score(m.test, measure)) for m in contents.methods]
     if own[1] == NOTHING:
         return ""
-    against = _listed(f"{score} for {name}" for name, score in others if score != NOTHING)
+    against = listed(f"{score} for {name}" for name, score in others if score != NOTHING)
     return f"The mean test {measure} is {own[1]}{f', against {against}' if against else ''}."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _listed(parts: Iterable[str]) -> str:
-    *most, last = list(parts) or [""]
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _percent(share: float | None) -> str:
-    return NOTHING if share is None or math.isnan(share) else f"{100 * share:.1f}%"
 
 
 def _score(scores: Scores | None, measure: Measure) -> str:
     value = math.nan if scores is None else scores.mean[measure]
     if math.isnan(value):
         return NOTHING
-    return _percent(value) if measure == "accuracy" else f"{value:.4g}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    return percent(value) if measure == "accuracy" else f"{value:.4g}"
 
 
 # -- parts of the page -----------------------------------------------------------------------------------
@@ -119,8 +98,8 @@ def _time(seconds: float) -> str:
 def _header(contents: Contents, title: str) -> str:
     found = contents.run.clustering
     what = [
-        _count(len(found.ids), "client"),
-        _count(len(found.history), "round"),
+        count(len(found.ids), "client"),
+        count(len(found.history), "round"),
         f"seed {found.seed}",
     ]
     scores = comparison(contents)
@@ -136,15 +115,11 @@ def _header(contents: Contents, title: str) -> str:
 def _chips(sizes: np.ndarray) -> Iterator[str]:
     largest = [int(j) for j in np.argsort(-sizes, kind="stable") if sizes[j]]
     for j in sorted(largest[:LISTED]):
-        yield f"<li>{_swatch(j)}cluster {j} · {_count(int(sizes[j]), 'client')}</li>"
+        yield f"<li>{swatch(j)}cluster {j} · {count(int(sizes[j]), 'client')}</li>"
     if len(largest) > LISTED:
-        yield f'<li class="none">and {_count(len(largest) - LISTED, "further cluster")}</li>'
+        yield f'<li class="none">and {count(len(largest) - LISTED, "further cluster")}</li>'
     if len(largest) < len(sizes):
-        yield f'<li class="none">{_count(len(sizes) - len(largest), "empty cluster")}</li>'
-
-
-def _swatch(cluster: int) -> str:
-    return f'<span class="swatch" style="background:{style.colour(cluster)}"></span>'
+        yield f'<li class="none">{count(len(sizes) - len(largest), "empty cluster")}</li>'
 
 
 def _figure(title: str, caption: str, svg: str) -> str:
@@ -162,11 +137,11 @@ def _summary(contents: Contents) -> str:
         history = method.clustering.history
         values = (
             _score(method.test, contents.measure),
-            _percent(method.misclustering),
+            percent(method.misclustering),
             f"{method.clustering.k:,}",
             f"{len(history):,}",
             human_bytes(history.total("bytes_down") + history.total("bytes_up")),
-            _time(history.total("seconds")),
+            duration(history.total("seconds")),
         )
         rows.append(f'<tr><th scope="row">{escape(method.name)}</th>{_cells(values)}</tr>\n')
     restarts = _restarts(contents.run)
@@ -250,14 +225,14 @@ def _truth(run: Method, truth: Truth | None) -> str:
         "clients in other cells are in the wrong group."
     )
     rows, rest = truth.rows[:LISTED], truth.rows[LISTED:]
-    body = [_matrix_row(f"{_swatch(j)}cluster {j}", truth.table[j], j, truth) for j in rows]
+    body = [_matrix_row(f"{swatch(j)}cluster {j}", truth.table[j], j, truth) for j in rows]
     if rest:
         body.append(
-            _matrix_row(_count(len(rest), "further cluster"), truth.table[rest].sum(axis=0), None, truth)
+            _matrix_row(count(len(rest), "further cluster"), truth.table[rest].sum(axis=0), None, truth)
         )
     if truth.unassigned.any():
         body.append(_matrix_row("no cluster", truth.unassigned, None, truth))
-    facts = [f"Misclustering {_percent(run.misclustering)}"] if run.misclustering is not None else []
+    facts = [f"Misclustering {percent(run.misclustering)}"] if run.misclustering is not None else []
     for name, value in (
         ("adjusted Rand index", run.adjusted_rand),
         ("parameter distance", run.parameter_distance),
@@ -276,10 +251,10 @@ def _truth(run: Method, truth: Truth | None) -> str:
 def _matrix_row(head: str, counts: np.ndarray, cluster: int | None, truth: Truth) -> str:
     """`head` is HTML; the row is that of no single cluster where `cluster` is None."""
     cells = []
-    for group, count in enumerate(counts.tolist()):
+    for group, clients in enumerate(counts.tolist()):
         matched = cluster is not None and truth.cluster_of.get(group) == cluster
-        kind = "match" if matched else "miss" if count else "zero"
-        cells.append(f'<td class="{kind}">{count:,}</td>')
+        kind = "match" if matched else "miss" if clients else "zero"
+        cells.append(f'<td class="{kind}">{clients:,}</td>')
     return f'<tr><th scope="row">{head}</th>{"".join(cells)}</tr>\n'
 
 
@@ -311,7 +286,7 @@ def _per_client(contents: Contents) -> str:
             + better
         )
         svg = pictures.scores_sorted(methods, measure)
-    others = _listed(name for name, _ in methods[1:]) if len(methods) <= 4 else "the baselines"
+    others = listed(name for name, _ in methods[1:]) if len(methods) <= 4 else "the baselines"
     title = f"Test {measure} per client" + (f" against {others}" if others else "")
     return _figure(title, caption, svg)
 
@@ -320,11 +295,11 @@ def _unseen(run: Method, measure: Measure) -> str:
     if run.unseen is None:
         return ""
     text = (
-        f"The mean {measure} of {_count(run.unseen.clients, 'client')} that took no part in training is "
+        f"The mean {measure} of {count(run.unseen.clients, 'client')} that took no part in training is "
         f"{_score(run.unseen, measure)}"
     )
     if run.unseen_misclustering is not None:
-        wrong = _percent(run.unseen_misclustering) if run.unseen_misclustering else "none"
+        wrong = percent(run.unseen_misclustering) if run.unseen_misclustering else "none"
         text += f", and {wrong} of them are in the wrong cluster"
     how = {
         "shard": "each took the model of lowest loss on its own shard, the very examples it is evaluated on",

@@ -1,0 +1,131 @@
+"""`coterie flower`: new, keys, up."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coterie.cli.main import app
+from coterie.flower.new import new_project
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["flower", *map(str, arguments)])
+
+
+def sentence(*arguments):
+    """What is said of a mistake: one sentence, exit code 2."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2 and result.exception.__class__ is SystemExit, result.output
+    *_, line = result.stderr.strip().splitlines()
+    assert "Traceback" not in result.output
+    assert line.startswith("error: ") and line.endswith(".")
+    return line.removeprefix("error: ")
+
+
+@pytest.fixture
+def project(tmp_path):
+    new_project(tmp_path / "study", nodes=2)
+    return tmp_path / "study"
+
+
+def test_help_tells_what_there_is():
+    text = invoke("--help").output
+    assert all(command in text for command in ("new", "keys", "up"))
+    for command in ("new", "keys", "up"):
+        assert invoke(command, "--help").exit_code == 0
+
+
+def test_new_lists_its_files_and_says_how_to_go_on(tmp_path):
+    result = invoke("new", tmp_path / "study", "--nodes", 3)
+    assert result.exit_code == 0
+    for name in ("pyproject.toml", "experiment.toml", "README.md", "study_app.py", ".gitignore"):
+        assert str(tmp_path / "study" / name) in result.stdout and (tmp_path / "study" / name).exists()
+    assert f"coterie flower up {tmp_path / 'study'} --nodes 3" in result.stdout
+    assert "not empty" in sentence("new", tmp_path / "study")
+
+
+def test_keys_lists_what_it_made_and_says_what_it_kept(tmp_path):
+    first = invoke("keys", tmp_path / "k", "--host", "a.example.org", "--node", "a", "--node", "b")
+    assert first.exit_code == 0
+    written = {path.relative_to(tmp_path / "k").as_posix() for path in map(Path, first.stdout.split())}
+    assert written == {
+        *("ca.pem", "ca.key", "superlink.pem", "superlink.key"),
+        *("nodes/a", "nodes/a.pub", "nodes/b", "nodes/b.pub"),
+    }
+    assert all((tmp_path / "k" / name).exists() for name in written)
+    again = invoke("keys", tmp_path / "k", "--node", "a")
+    assert again.exit_code == 0 and "is there already: kept" in again.stdout
+
+
+def test_keys_needs_to_know_what_to_make(tmp_path):
+    assert "--host" in sentence("keys", tmp_path / "k") and not (tmp_path / "k").exists()
+
+
+def test_up_needs_a_project(tmp_path):
+    assert "holds no Flower app" in sentence("up", tmp_path)
+
+
+def test_up_refuses_data_that_is_not_there_or_ambiguous(project, tmp_path):
+    assert "not a folder of data files" in sentence("up", project, "--data", tmp_path / "nowhere")
+    (tmp_path / "files").mkdir()
+    assert "holds no .csv" in sentence("up", project, "--data", tmp_path / "files")
+    for name in ("a.csv", "a.npz"):
+        (tmp_path / "files" / name).write_text("x,y\n1,2\n")
+    assert "two files" in sentence("up", project, "--data", tmp_path / "files")
+    assert "leave out --nodes" in sentence("up", project, "--data", tmp_path / "files", "--nodes", 2)
+
+
+def test_up_refuses_a_port_that_is_taken(project):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port} of this machine is taken" in sentence("up", project, "--port", port)
+
+
+def descendants_of(project):
+    """Processes that were started for this project and are still there."""
+    mark = f"FLWR_HOME={project / '.flwr'}".encode()
+    alive = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes() and (entry / "cmdline").read_bytes():
+                alive.append(int(entry.name))
+        except OSError:
+            continue
+    return alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_up_says_when_it_is_ready_and_stops_everything(project, how):
+    command = [sys.executable, "-m", "coterie", "flower", "up", str(project), "--nodes", "2", "--port", "0"]
+    log = project.parent / "log"
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+        try:
+            until = time.monotonic() + 180
+            while "Ready" not in log.read_text():
+                assert process.poll() is None and time.monotonic() < until, log.read_text()
+                time.sleep(0.2)
+            text = log.read_text()
+            assert re.search(r"SuperLink +127\.0\.0\.1:\d+ \(TLS, nodes with keys\)", text)
+            assert "node-0" in text and "node-1" in text
+            assert f"FLWR_HOME={project / '.flwr'} flwr run {project} local --stream" in text
+            assert len(descendants_of(project)) >= 3
+            process.send_signal(how)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert "All stopped." in log.read_text()
+    assert descendants_of(project) == []
