@@ -159,7 +159,7 @@ def test_a_client_that_never_answers_is_left_out_and_never_guessed():
 
 
 def up_bytes(restarts):
-    return restarts * (DIM * 4 + 4 + 4 + 4)  # model, cluster, weight, loss
+    return restarts * (DIM * 4 + 4 + 4)  # model, cluster, loss
 
 
 def test_history_tells_what_travelled():
@@ -167,10 +167,13 @@ def test_history_tells_what_travelled():
     found = ct.IFCA(k=K, rounds=2, n_init=2, participation=5).fit(data.train, learner(), seed=0)
     for record in found.history:
         assert record.asked == record.answered == 5
-        assert record.bytes_down == 5 * 2 * (K * DIM * 4 + 4 + 1)  # models, round, by_examples
+        assert record.bytes_down == 5 * 2 * (K * DIM * 4 + 4)  # models, round
         assert record.bytes_up == 5 * up_bytes(2)
         assert record.seconds > 0
     assert found.history[0].changed == 5
+    weighed = ct.IFCA(k=K, rounds=1, n_init=2, weight="examples").fit(data.train, learner(), seed=0)
+    assert weighed.history[0].bytes_down == len(SIZES) * 2 * (K * DIM * 4 + 4 + 1)  # and by_examples
+    assert weighed.history[0].bytes_up == len(SIZES) * (up_bytes(2) + 2 * 4)  # and the weight
 
 
 def test_models_may_be_given_as_a_matrix_or_as_a_stack():

@@ -148,16 +148,18 @@ def test_clients_never_seen_choose_on_the_examples_given():
 
 
 def test_strangers_have_no_cluster_from_training():
-    with pytest.raises(DataError, match=r"client stranger has no cluster from training: .*chosen_by='shard'"):
+    with pytest.raises(DataError, match=r"client stranger took no part in training: .*chosen_by='shard'"):
         clustering().evaluate(shards([*IDS[:5], "stranger"]), "train")
 
 
-def test_a_client_that_never_answered_has_no_cluster_from_training():
+def test_a_client_that_never_answered_is_left_out():
     found = clustering(assignment=np.array([0, 0, -1, 0, 0, 0]))
-    with pytest.raises(DataError, match="client c2 has no cluster from training"):
-        found.evaluate(shards(), "train")
-    with pytest.raises(DataError, match="client c2 has no cluster from training"):
-        found.evaluate(shards())
+    for evaluation in (found.evaluate(shards(), "train"), found.evaluate(shards())):
+        assert evaluation.chosen_by == "train"
+        assert evaluation.per_client["id"].tolist() == [name for name in IDS if name != "c2"]
+        assert evaluation.per_cluster["clients"].tolist() == [5]
+    with pytest.raises(DataError, match="no client has a cluster from training"):
+        clustering(assignment=np.full(6, -1)).evaluate(shards())
 
 
 def test_equal_numbers_in_another_population_are_no_identity():

@@ -62,11 +62,8 @@ choose_and_train, train, losses, evaluate = map(
 
 
 def asked(models, round_=0, by_examples=False):
-    return {
-        "models": jnp.asarray(models),
-        "round": jnp.asarray(round_),
-        "by_examples": jnp.asarray(by_examples),
-    }
+    content = {"models": jnp.asarray(models), "round": jnp.asarray(round_)}
+    return content | ({"by_examples": jnp.asarray(True)} if by_examples else {})
 
 
 # -- the cluster identity ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from coterie import storage
 from coterie.algorithms.rounds import State
 from coterie.clustering.history import RoundLog
+from coterie.data import Spec
 from coterie.errors import RunFolderError, StorageError
 from coterie.run import folder as folder_module
 from coterie.run.config import Experiment
@@ -187,7 +189,7 @@ def test_a_file_is_no_folder(tmp_path, overwrite):
 
 # -- what is written --------------------------------------------------------------------------------------
 
-IDS = np.array(["a", "b", "c", "d"])
+CLIENTS = SimpleNamespace(ids=np.array(["a", "b", "c", "d"]), spec=Spec((3,), "float32", (), "float32"))
 START = State({"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}, jnp.full((2, 4), -1, jnp.int32))
 
 
@@ -216,7 +218,7 @@ def record(folder, rounds, every=0.0, show=None, first=0):
     recorder = Recorder(folder, show, every)
     recorder.resume(START)
     for t in range(first, rounds):
-        recorder.after(state_after(t + 1), IDS, [log_of(t)], t + 1)
+        recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
 
 
 def resumed(folder, show=None):
@@ -251,7 +253,7 @@ def test_every_round_is_a_line_at_once(folder):
     recorder = Recorder(folder, every=1e9)
     recorder.resume(START)
     for t in range(3):
-        recorder.after(state_after(t + 1), IDS, [log_of(t)], t + 1)
+        recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
         lines = (folder.path / "rounds.jsonl").read_text().splitlines()
         assert [json.loads(line)["round"] for line in lines] == list(range(t + 1))
     assert not (folder.path / CHECKPOINT).exists()
@@ -267,7 +269,7 @@ def test_a_run_continues_from_its_checkpoint(folder):
 def test_several_rounds_can_be_recorded_at_once(folder):
     recorder = Recorder(folder, every=0)
     recorder.resume(START)
-    recorder.after(state_after(3), IDS, [log_of(t) for t in range(3)], 3)
+    recorder.after(state_after(3), CLIENTS, [log_of(t) for t in range(3)], 3)
     state, logs = resumed(folder)
     assert same(state, state_after(3)) and len(logs) == 3
 
@@ -280,7 +282,7 @@ def test_the_state_is_kept_every_so_many_seconds(folder, monkeypatch):
     kept = []
     for t, seconds in enumerate([3, 1, 1, 4.9, 0.1, 30, 1]):
         now += seconds
-        recorder.after(state_after(t + 1), IDS, [log_of(t)], t + 1)
+        recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
         kept.append(len(rounds_kept(folder)))
     assert kept == [0, 0, 3, 3, 5, 6, 6]
 
@@ -408,7 +410,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(folder, monkeypatch, f
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
         with pytest.raises(StorageError) as raised:
-            recorder.after(state_after(4), IDS, [log_of(3)], 4)
+            recorder.after(state_after(4), CLIENTS, [log_of(3)], 4)
     assert "No space left on device" in str(raised.value) and "\n" not in str(raised.value)
     assert calls == full_at
     assert (folder.path / CHECKPOINT).read_bytes() == before

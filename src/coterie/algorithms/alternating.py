@@ -71,13 +71,12 @@ class Alternating(RoundAlgorithm):
     def round(self, federation: Federation, state: State, step: Step) -> tuple[State, Outcome]:
         # lines 3 to 12: broadcast theta_j to the participants M_t; each finds its cluster (line 6) and
         # updates that model (line 11) in one exchange
+        broadcast = {"models": state.models, "round": jnp.broadcast_to(step.round, self.restarts)}
+        if self.weight == "examples":
+            broadcast["by_examples"] = jnp.ones(self.restarts, bool)
         answers = federation.ask(
             tasks.choose_and_train,
-            {
-                "models": state.models,
-                "round": jnp.broadcast_to(step.round, self.restarts),
-                "by_examples": jnp.full(self.restarts, self.weight == "examples"),
-            },
+            broadcast,
             clients=step.clients,
             key=step.key,
             reduce=Mean(self.clusters),
@@ -98,9 +97,13 @@ class Alternating(RoundAlgorithm):
         # line 17, then line 6 once more for everybody under the final models: the assignment, and the
         # training loss by which the best restart is kept
         answers = federation.ask(tasks.losses, {"models": state.models}, replicas=self.restarts)
-        losses = np.asarray(answers.report["losses"])  # (clients, restarts, k)
+        losses = np.array(answers.report["losses"])  # (clients, restarts, k)
+        finite = np.where(np.isfinite(losses), losses, np.inf)
+        # whoever has no number for any model, while others have, tells nothing
+        sane = np.isfinite(finite).any(axis=(1, 2))
         answered = np.asarray(answers.answered).all(axis=1)
-        finite = np.where(np.isnan(losses), np.inf, losses)
+        answered &= sane | ~(sane & answered).any()
+        losses[~answered] = np.nan
         final = finite[answered].min(axis=2).mean(axis=0) if answered.any() else np.zeros(self.restarts)
         best = int(np.argmin(final))
         if not np.isfinite(final[best]):

@@ -76,6 +76,7 @@ class Local(RoundAlgorithm):
         state: State,
         steps: Sequence[Step],
         among: Int[np.ndarray, " some"] | None = None,
+        least: int | None = None,
     ) -> tuple[State, list[Outcome]]:
         everybody = np.arange(federation.clients)
         drawn = [everybody if step.clients is None else step.clients.clients for step in steps]
@@ -87,7 +88,7 @@ class Local(RoundAlgorithm):
             return state, []
         chosen = None if len(asked) == len(everybody) else federation.select(asked)
         return self._train(
-            federation, state, steps, chosen, jnp.asarray(asked), jnp.asarray(takes_part[asked])
+            federation, state, steps, chosen, jnp.asarray(asked), jnp.asarray(takes_part[asked]), least
         )
 
     def _train(
@@ -98,6 +99,7 @@ class Local(RoundAlgorithm):
         chosen: Any,
         asked: Int[Array, " asked"],
         takes_part: Bool[Array, "asked rounds"],
+        least: int | None = None,
     ) -> tuple[State, list[Outcome]]:
         """Have clients train in each of the rounds that they take part in, in one exchange."""
         own = jax.tree.map(lambda a: a[0, asked], state.models)
@@ -107,6 +109,7 @@ class Local(RoundAlgorithm):
             each={"model": own, "takes_part": takes_part},
             clients=chosen,
             key=steps[0].key,
+            least=least,
         )
 
         def updated(models: Array, new: Array, old: Array) -> Array:
@@ -138,10 +141,10 @@ class Local(RoundAlgorithm):
         if len(lost) and not federation.traceable:
             # all rounds were one exchange: who missed it would never be asked again
             steps = [stacked.take(self._steps(federation, seed, t, t + 1), 0) for t in range(self.rounds)]
-            state, _ = self.exchange(federation, state, steps, among=lost)
+            state, _ = self.exchange(federation, state, steps, among=lost, least=0)
         return Clustering(
             ids=federation.ids,
-            assignment=np.arange(federation.clients, dtype=np.int32),
+            assignment=np.asarray(state.assignment[0]),
             models=stacked.take(state.models, 0),
             learner=learner,
             spec=federation.spec,

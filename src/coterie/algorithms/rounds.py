@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from coterie import keys, registry
 from coterie.clustering.history import RoundLog
 from coterie.clustering.result import Clustering
-from coterie.data.shards import Shards
+from coterie.data.shards import Shards, Spec
 from coterie.errors import LearnerError, SettingError
 from coterie.federation.protocol import Answers, Federation, as_federation
 from coterie.learn.learner import Learner
@@ -54,6 +54,7 @@ class Outcome(eqx.Module):
     down: int = eqx.field(static=True)  # bytes per client asked
     up: int = eqx.field(static=True)  # bytes per client that answered
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position and reason
+    unsent: int = eqx.field(static=True, default=0)  # how many of the clients asked were sent nothing
 
     @classmethod
     def of(
@@ -77,22 +78,23 @@ class Outcome(eqx.Module):
             down=answers.down,
             up=answers.up,
             failures=answers.failures,
+            unsent=answers.unsent,
         )
 
 
 class Observer(Protocol):
     """Watches a run: shows progress, writes it down, restores it."""
 
-    def clients(self) -> np.ndarray | None:
-        """The ids of the clients of the rounds so far, by position; None if there is nothing to resume."""
+    def clients(self) -> tuple[np.ndarray, Spec] | None:
+        """The ids of the clients so far, by position, and the shape of an example; None to start afresh."""
         ...
 
     def resume(self, state: State) -> tuple[State, list[RoundLog]]:
         """The state to start from, given the initial one, and the rounds that led there."""
         ...
 
-    def after(self, state: State, ids: np.ndarray, logs: list[RoundLog], done: int) -> None:
-        """Some rounds were computed: the state after them, who was there, their logs, and how many in all."""
+    def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
+        """Some rounds were computed: the state after them, with whom, their logs, and how many in all."""
         ...
 
 
@@ -110,7 +112,7 @@ class Unobserved:
     def resume(self, state: State) -> tuple[State, list[RoundLog]]:
         return state, []
 
-    def after(self, state: State, ids: np.ndarray, logs: list[RoundLog], done: int) -> None:
+    def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
         pass
 
 
@@ -160,7 +162,7 @@ class RoundAlgorithm(ABC):
         watch = observer or Unobserved()
         known = watch.clients()
         if known is not None:
-            federation.recall(known)
+            federation.recall(*known)
         learner = learner.for_data(federation.spec)
         federation = federation.with_learner(learner)
         self.check(federation.clients)
@@ -190,7 +192,7 @@ class RoundAlgorithm(ABC):
             for t, outcome in enumerate(outcomes, first):
                 new.append(_log(t, outcome, before, seconds, federation.ids))
                 before = outcome.assignment
-            watch.after(state, federation.ids, new, last)
+            watch.after(state, federation, new, last)
             logs += new
             if new[-1].answered and not np.isfinite(new[-1].loss).any():
                 raise diverged(f"in round {last - 1}")
@@ -307,7 +309,7 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids:
         ],
         asked=len(outcome.clients),
         answered=answered,
-        bytes_down=len(outcome.clients) * outcome.down,
+        bytes_down=(len(outcome.clients) - outcome.unsent) * outcome.down,
         bytes_up=answered * outcome.up,
         seconds=seconds,
         missing=missing,

@@ -112,7 +112,8 @@ class Clustering:
         clients
             `data.test` (the training clients' held-out examples) or clients never seen in training.
         chosen_by
-            `"train"`: each client keeps the cluster it has in this clustering. `"shard"`: it takes the model
+            `"train"`: each client keeps the cluster it has in this clustering; one that has none is left
+            out. `"shard"`: it takes the model
             of lowest loss on the very examples given (labels included), as the IFCA paper does for test
             clients. When not given: `"train"` for the training clients, `"shard"` for others.
         """
@@ -120,18 +121,19 @@ class Clustering:
         chosen_by = chosen_by or self._chosen_by(federation.ids)
         if chosen_by == "train":
             cluster_of = dict(zip(map(str, self.ids), self.assignment.tolist(), strict=True))
-            known = [cluster_of.get(str(name), -1) for name in federation.ids]
-            if min(known) < 0:
-                stranger = federation.ids[known.index(-1)]
+            strangers = [name for name in federation.ids if str(name) not in cluster_of]
+            if strangers:
                 raise DataError(
-                    f"client {stranger} has no cluster from training: evaluate it with chosen_by='shard'."
+                    f"client {strangers[0]} took no part in training: evaluate it with chosen_by='shard'."
                 )
-            clusters = np.array(known, np.int32)
+            clusters = np.array([cluster_of[str(name)] for name in federation.ids], np.int32)
+            if (clusters < 0).all():
+                raise DataError("no client has a cluster from training: evaluate with chosen_by='shard'.")
         elif chosen_by == "shard":
             clusters = self.assign(federation)
         else:
             raise SettingError(f"chosen_by must be 'train' or 'shard', not {chosen_by!r}.")
-        answers = self._ask(federation, tasks.evaluate, each=jnp.asarray(clusters))
+        answers = self._ask(federation, tasks.evaluate, each=jnp.asarray(np.maximum(clusters, 0)))
         rows = pd.DataFrame(
             {
                 "id": federation.ids,

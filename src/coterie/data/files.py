@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from coterie.data.shards import Shards
@@ -40,19 +39,29 @@ def client_file(path: str | Path, client: str, target: str = "y", classes: int |
         raise DataError(
             f"{path} is not a file of examples: give a {', '.join(TABLES)}, {' or '.join(ARRAYS)} file."
         )
+    if not path.is_file():
+        raise DataError(f"{path} cannot be read: no such file on this machine.")
     try:
         x, y = _table(path, target) if kind in TABLES else _arrays(path, target)
-    except (OSError, EOFError, SafetensorError, UnicodeDecodeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(f"{path} cannot be read: {reason}.") from error
-    labels = np.asarray(y).dtype.kind in "iub"
-    return Shards.from_lists([x], [y.astype(np.int32) if labels else y], [client], classes=classes)
+    except DataError:
+        raise
+    except Exception as error:  # whatever a reader makes of a file that is damaged, or something else
+        raise DataError(f"{path} cannot be read: {_first_line(error)}.") from error
+    labels = y.dtype.kind in "iub"
+    return Shards.from_lists([x], [y.astype(np.int64) if labels else y], [client], classes=classes)
+
+
+def _first_line(error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason.strip().splitlines()[0].rstrip(".")
 
 
 def _table(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
     table = TABLES[path.suffix.lower()](path)
     if target not in table:
         raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(map(str, table))}.")
+    if len(table) == 0:
+        raise DataError(f"{path} is empty: a client needs at least one example.")
     features = table.drop(columns=target)
     for column in table:
         kind = table[column].dtype.kind
@@ -67,6 +76,8 @@ def _arrays(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
     content: dict[str, Any] = {}
     if path.suffix.lower() == ".npz":
         with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} holds a single array: save both with np.savez(path, x=x, y=y).")
             content = {name: file[name] for name in file.files}
     else:
         content = dict(load_file(path))

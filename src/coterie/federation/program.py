@@ -154,7 +154,6 @@ class Program:
         sums: Any,
         down: int,
         shape: Reply,
-        failures: tuple[tuple[int, str], ...] = (),
     ) -> Answers:
         """What the algorithm is told."""
         if self.replicas is not None and answered.ndim == 1:
@@ -162,7 +161,6 @@ class Program:
         return Answers(
             clients=clients,
             answered=answered,
-            failures=failures,
             report=replies.report,
             cluster=jnp.asarray(replies.cluster),
             value=replies.value if self.reduce is None else sums,

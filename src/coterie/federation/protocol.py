@@ -47,9 +47,8 @@ class Answers(eqx.Module):
     value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
     down: int = eqx.field(static=True)  # bytes sent to each client asked
     up: int = eqx.field(static=True)  # bytes sent back by each client that answers
-    failures: tuple[tuple[int, str], ...] = eqx.field(
-        static=True, default=()
-    )  # position and reason, if known
+    failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position, reason
+    unsent: int = eqx.field(static=True, default=0)  # how many of the clients asked were sent nothing
 
 
 def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | None = None) -> Answers:
@@ -96,8 +95,8 @@ class Federation(Protocol):
         """Whether whole rounds can be compiled; otherwise they run on the host, ask by ask."""
         ...
 
-    def recall(self, ids: np.ndarray) -> None:
-        """The clients that took part in an interrupted run: they keep their positions, present or not."""
+    def recall(self, ids: np.ndarray, spec: Spec) -> None:
+        """The clients of an interrupted run, who keep their positions, present or not, and its spec."""
         ...
 
     def admit(self) -> None:
@@ -129,6 +128,7 @@ class Federation(Protocol):
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
         replicas: int | None = None,
+        least: int | None = None,
     ) -> Answers:
         """Have clients carry out a task.
 
@@ -149,6 +149,8 @@ class Federation(Protocol):
         replicas
             Carry out the task this many times side by side: every leaf of `broadcast`, and of `each` behind
             the client axis, has a leading replica axis.
+        least
+            How few answers will do; the federation's own terms when None. 0: nobody is waited for.
         """
         ...
 

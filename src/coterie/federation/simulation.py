@@ -159,8 +159,8 @@ class Simulation:
         classifies = self._learner is not None and losses.named(self._learner.loss) is losses.cross_entropy
         return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
 
-    def recall(self, ids: np.ndarray) -> None:
-        if list(map(str, ids)) != list(map(str, self.ids)):
+    def recall(self, ids: np.ndarray, spec: Spec) -> None:
+        if list(map(str, ids)) != list(map(str, self.ids)) or spec != self.spec:
             raise SettingError(f"the run was begun with other clients than these {self.clients}.")
 
     def admit(self) -> None:
@@ -199,6 +199,7 @@ class Simulation:
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
         replicas: int | None = None,
+        least: int | None = None,
     ) -> Answers:
         """See `Federation.ask`."""
         if self._learner is None:

@@ -38,7 +38,7 @@ class Terms:
     def __post_init__(self) -> None:
         if self.min_clients < 1:
             raise SettingError(f"min_clients must be at least 1, not {self.min_clients}.")
-        whole = isinstance(self.min_replies, int) and self.min_replies >= 1
+        whole = type(self.min_replies) is int and self.min_replies >= 1
         if not whole and not (isinstance(self.min_replies, float) and 0 < self.min_replies <= 1):
             raise SettingError(
                 "min_replies must be a fraction above 0 and up to 1.0 of those asked, or a number of clients "
@@ -52,4 +52,4 @@ class Terms:
         """How many of the clients asked must answer."""
         if isinstance(self.min_replies, int):
             return min(self.min_replies, asked)
-        return max(1, math.ceil(self.min_replies * asked))
+        return max(1, math.ceil(self.min_replies * asked - 1e-9))  # 0.07 of 100 are 7

@@ -28,7 +28,11 @@ from coterie.run.tables import show_summary
 
 def experiment_of(file: Path, run: Mapping[str, Any]) -> Experiment:
     """The experiment in a file, with what `set` in the run's configuration says otherwise."""
-    options = map(setting, shlex.split(str(run.get("set", ""))))
+    try:
+        words = shlex.split(str(run.get("set", "")))
+    except ValueError as error:
+        raise ConfigError(f"set = {run['set']!r} cannot be read: {error}.") from error
+    options = map(setting, words)
     return Experiment.read(with_options(Experiment.from_file(file), options))
 
 

@@ -79,7 +79,8 @@ def lowest(losses: Float[Array, "*batch k"]) -> Int[Array, "*batch"]:
 def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
     """Find the model of lowest loss among k and train it on the shard: one exchange per round.
 
-    Broadcast: `models` (k stacked), `round`, and `by_examples`: whether a client counts once or per example.
+    Broadcast: `models` (k stacked), `round`, and `by_examples` where a client counts once per example;
+    otherwise it counts once, and has no say in it.
     """
     losses = learner.shard_losses(broadcast["models"], shard)
     cluster = lowest(losses)
@@ -88,7 +89,7 @@ def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, 
         report={"loss": losses[cluster]},
         value=model,
         cluster=cluster,
-        weight=_weight(shard, broadcast),
+        weight=shard.size.astype(jnp.float32) if "by_examples" in broadcast else 1.0,
     )
 
 
@@ -125,10 +126,6 @@ def evaluate(
             "examples": shard.size,
         }
     )
-
-
-def _weight(shard: Shard, broadcast: Any) -> Float[Array, ""]:
-    return jnp.where(broadcast["by_examples"], shard.size, 1).astype(jnp.float32)
 
 
 TASKS: tuple[Task, ...] = (choose_and_train, train, losses, evaluate)  # what every client knows by name

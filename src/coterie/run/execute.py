@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,11 @@ def execute(
     every `checkpoint_every` seconds, which changes no result. `progress(name, rounds)` gives a context in
     which rounds are shown.
     """
+    if federation is not None and resume and not overwrite:
+        # whoever took part counts, connected at this moment or not
+        began_with = Recorder(folder).clients()
+        if began_with is not None:
+            federation.recall(*began_with)
     clients = _Simulated(experiment) if federation is None else _Real(experiment, federation)
     spec = clients.federation.spec
     experiment = experiment.decided(spec)
@@ -83,14 +88,11 @@ class _Real:
 
     def evaluation(self, found: Clustering) -> dict[str, Any]:
         held_out = getattr(self.federation, "test", None)
-        names = set(found.ids[found.assignment >= 0].tolist())
         test = None
         if held_out is not None:
-            try:
-                everybody = names.issuperset(held_out.ids.tolist())
-                test = _plain(found.evaluate(held_out, "train" if everybody else "shard"))
-            except FederationError:
-                pass  # too few of them hold out examples
+            with suppress(FederationError):  # too few of them hold out examples
+                known = set(found.ids.tolist()).issuperset(held_out.ids.tolist())
+                test = _plain(found.evaluate(held_out, "train" if known else "shard"))
         return _contents(name=self._data, test=test)
 
 
@@ -131,8 +133,7 @@ def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
     truth = data.truth if clusters else None
     comparable = data.models is not None and k == len(data.models)
     distance = metrics.parameter_distance(found.models, data.models) if comparable else None
-    # a client that never answered has no cluster to be evaluated in
-    chosen_by: ChosenBy = "train" if (found.assignment >= 0).all() else "shard"
+    chosen_by: ChosenBy = "train" if (found.assignment >= 0).any() else "shard"
     return _contents(
         name=data.name,
         truth=None if data.truth is None else data.truth.tolist(),

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from coterie import storage
 from coterie.algorithms.rounds import State
 from coterie.clustering import result
 from coterie.clustering.history import RoundLog
+from coterie.data.shards import Spec
 from coterie.errors import ConfigError, RunFolderError, SettingError
+from coterie.federation import Federation
 from coterie.models import stacked
 from coterie.run.config import Experiment, difference
 
@@ -124,13 +127,14 @@ class Recorder:
         self._every = every
         self._saved = time.monotonic()
 
-    def clients(self) -> np.ndarray | None:
-        """The ids of the clients at the last checkpoint; see `Observer`."""
+    def clients(self) -> tuple[np.ndarray, Spec] | None:
+        """The ids of the clients at the last checkpoint and the shape of an example; see `Observer`."""
         if not self._checkpoint.exists():
             return None
         try:
             with safe_open(self._checkpoint, framework="numpy") as file:
-                return np.array(json.loads(file.metadata()["clients"]))
+                metadata = file.metadata()
+            return np.array(json.loads(metadata["clients"])), Spec.from_json(json.loads(metadata["spec"]))
         except (SafetensorError, TypeError, KeyError, ValueError) as error:
             raise self._unfit(error) from error
 
@@ -167,14 +171,18 @@ class Recorder:
             "start again with --overwrite."
         )
 
-    def after(self, state: State, ids: np.ndarray, logs: list[RoundLog], done: int) -> None:
+    def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
         """Rounds were computed; see `Observer`."""
         with storage.writing(self._rounds), open(self._rounds, "a") as file:
             file.writelines(log.to_line() + "\n" for log in logs)
             file.flush()
             os.fsync(file.fileno())
         if time.monotonic() - self._saved >= self._every:
-            metadata = {"rounds": str(done), "clients": json.dumps(ids.tolist())}
+            metadata = {
+                "rounds": str(done),
+                "clients": json.dumps(federation.ids.tolist()),
+                "spec": json.dumps(asdict(federation.spec)),
+            }
             storage.write_arrays(self._checkpoint, stacked.named(state), metadata)
             self._saved = time.monotonic()
         self._show(logs, done)

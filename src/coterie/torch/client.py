@@ -71,7 +71,7 @@ class TorchClient:
         self._examples = {
             split: Examples.of(self._id, split, source, local.batch_size) for split, source in given.items()
         }
-        self._examples["train"].check_steps(local)
+        self._examples["train"].check(local)
         self._spec: Spec | None = None
 
     @property

@@ -36,11 +36,6 @@ class Examples:
         """The examples of a loader, or of a data set in shuffled batches (or whole, without a size)."""
         if not isinstance(source, DataLoader):
             source = _loader(client, split, source, batch_size)
-        elif batch_size is not None and source.batch_size not in (None, batch_size):
-            raise SettingError(
-                f"the {split} loader of client {client!r} makes batches of {source.batch_size} and "
-                f"batch_size={batch_size} is asked for: the loader decides, so give the same number."
-            )
         return cls(client, split, source)
 
     def every(self) -> Iterator[Batch]:
@@ -52,11 +47,17 @@ class Examples:
         passes = count() if local.epochs is None else range(local.epochs)
         return islice(chain.from_iterable(self._checked(self.loader) for _ in passes), local.steps)
 
-    def check_steps(self, local: LocalUpdate) -> None:
-        """Steps that would be on the same few batches in every round are a mistake."""
-        if local.steps is None or not isinstance(self.loader.sampler, SequentialSampler):
-            return
-        if local.steps < len(self.loader):
+    def check(self, local: LocalUpdate) -> None:
+        """See that a loader gives what the local update counts on."""
+        size = self.loader.batch_size
+        if local.batch_size is not None and size not in (None, local.batch_size):
+            raise SettingError(
+                f"the {self.split} loader of client {self.client!r} makes batches of {size} but local has "
+                f"batch_size={local.batch_size}: the loader decides, so give the same number."
+            )
+        batches = self.loader.batch_sampler
+        ordered = type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
+        if ordered and local.steps is not None and local.steps < len(self.loader):
             raise SettingError(
                 f"the {self.split} loader of client {self.client!r} does not shuffle, so that every round "
                 f"would be on the first {local.steps} of its {len(self.loader)} batches: use shuffle=True."
@@ -70,14 +71,14 @@ class Examples:
         """The shape of an example; all are looked at for the largest label, unless `classes` is given."""
         found: Spec | None = None
         with seeded(0, self.generators):
-            for x, y in self._checked(self.loader if classes is not None else _whole(self.loader)):
+            for x, y in self._checked(_whole(self.loader)):
                 spec = Shards.from_lists([_array(x)], [_array(y)], [self.client], classes=classes).spec
-                if found is not None and replace(spec, classes=None) != replace(found, classes=None):
+                found = found or spec
+                if replace(spec, classes=None) != replace(found, classes=None):
                     raise DataError(f"client {self.client!r} has examples of {found} and of {spec}.")
-                largest = max(spec.classes or 0, found.classes or 0 if found else 0) or None
-                found = replace(spec, classes=largest)
-                if classes is not None or largest is None:
+                if classes is not None or spec.classes is None:
                     break
+                found = replace(found, classes=max(spec.classes, found.classes or 0))
         assert found is not None
         return found
 
@@ -137,7 +138,7 @@ def _loader(client: str, split: str, source: Any, batch_size: int | None) -> Any
         )
     size = len(source)
     if size == 0:
-        raise DataError(f"client {client} is empty: its {split} data set has no examples.")
+        raise DataError(f"client {client!r} is empty: its {split} data set has no examples.")
     return DataLoader(source, batch_size or size, shuffle=split == "train" and batch_size is not None)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.experimental.buffer_callback import buffer_callback
 from jaxtyping import Array
 from torch import nn
 
@@ -53,9 +54,7 @@ class TorchModel:
     def init(self, key: Any, x: Any) -> Params:
         """The weights that PyTorch draws for a key."""
         run = _Run(self, x.shape[1:], jnp.dtype(x.dtype).name)
-        drawn: Params = jax.pure_callback(
-            run.draw, run.shapes(), jax.random.key_data(key), vmap_method="sequential"
-        )
+        drawn: Params = _called(run.draw, run.shapes(), jax.random.key_data(key))
         return drawn
 
     def apply(self, params: Params, x: Any) -> Array:
@@ -130,12 +129,13 @@ class _Run:
 @lru_cache(maxsize=16)
 def _made(run: _Run) -> tuple[nn.Module, tuple[int, ...]]:
     """A module to put weights into, and the shape of its output for one example."""
+    name = _name(run.model.make)
     with seeded(0), torch.no_grad():
         module = run.new()
+        if run.new() is module:
+            raise SettingError(f"{name} gives the same module each time: let it make a new one.")
         if not modules.weights(module):
-            raise SettingError(
-                f"{_name(run.model.make)} makes a module without weights: there is nothing to train."
-            )
+            raise SettingError(f"{name} makes a module without weights: there is nothing to train.")
         shape = tuple(modules.apply(module, modules.converted(module, torch.tensor(run.blank()))).shape)
     if shape[:1] != (1,):
         raise LearnerError(
@@ -147,7 +147,7 @@ def _made(run: _Run) -> tuple[nn.Module, tuple[int, ...]]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _applied(run: _Run, params: Params, x: Array) -> Any:
-    return jax.pure_callback(run.forward, run.outputs(len(x)), params, x, vmap_method="sequential")
+    return _called(run.forward, run.outputs(len(x)), params, x)
 
 
 def _forward(run: _Run, params: Params, x: Array) -> tuple[Any, tuple[Params, Array]]:
@@ -157,10 +157,30 @@ def _forward(run: _Run, params: Params, x: Array) -> tuple[Any, tuple[Params, Ar
 def _backward(run: _Run, given: tuple[Params, Array], towards: Array) -> Any:
     params, x = given
     of_x = _float32(x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else None
-    return jax.pure_callback(run.backward, (run.shapes(), of_x), params, x, towards, vmap_method="sequential")
+    return _called(run.backward, (run.shapes(), of_x), params, x, towards)
 
 
 _applied.defvjp(_forward, _backward)
+
+
+def _called(function: Callable[..., Any], shapes: Any, *arguments: Any) -> Any:
+    """What a function of arrays gives for these, when the program runs."""
+    if jax.default_backend() != "cpu":
+        return jax.pure_callback(function, shapes, *arguments, vmap_method="sequential")
+    # on the CPU, arguments of a pure_callback are copied by threads that may all be waiting in callbacks
+    # themselves, one for each device: there it would stop for good
+    return buffer_callback(_InPlace(function), shapes, vmap_method="sequential")(*arguments)
+
+
+@dataclass(frozen=True)
+class _InPlace:
+    """A function of arrays that writes its results where it is told."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, context: Any, out: Any, *arguments: Any) -> None:
+        results = self.function(*jax.tree.map(np.asarray, arguments))
+        jax.tree.map(lambda buffer, result: np.copyto(np.asarray(buffer), result), out, results)
 
 
 def _found(make: Any) -> Any:

@@ -26,12 +26,12 @@ def choose_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples:
     cluster = lowest(measured.losses)
     chosen = {name: tensor[cluster] for name, tensor in models.items()}
     model = learner.train(chosen, examples, seed, int(broadcast["round"]))
-    return {
+    tree = {
         "report": {"loss": np.float32(measured.losses[cluster])},
         "value": modules.arrays(model),
         "cluster": np.int32(cluster),
-        "weight": np.float32(measured.examples if broadcast["by_examples"] else 1),
     }
+    return tree | ({"weight": np.float32(measured.examples)} if "by_examples" in broadcast else {})
 
 
 def train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:

@@ -170,8 +170,10 @@ def client_app(make: Callable[[Context], Client]) -> ClientApp:
     @app.query("ask")
     def ask(message: Message, context: Context) -> Message:
         def reply() -> Any:
-            wanted = wire.Ask.read(message.content)
-            return wire.reply_records(client_of(context).carry_out(wanted))
+            wanted, client = wire.Ask.read(message.content), client_of(context)
+            if client.id != wanted.client:
+                return wire.refusal_records("this node holds another client's data now", mistaken=True)
+            return wire.reply_records(client.carry_out(wanted))
 
         return answer(message, reply)
 

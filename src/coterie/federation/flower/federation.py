@@ -18,7 +18,7 @@ from coterie.data.shards import Spec
 from coterie.errors import FederationError, SettingError
 from coterie.federation.flower import wire
 from coterie.federation.flower.post import Post
-from coterie.federation.flower.replies import Replies
+from coterie.federation.flower.replies import NOT_FINITE, Replies
 from coterie.federation.flower.roster import Roster
 from coterie.federation.program import Program
 from coterie.federation.protocol import Answers, Reduction
@@ -81,7 +81,7 @@ class FlowerFederation:
 
     @property
     def _gathered(self) -> Roster:
-        if not self._roster.ids or self._roster.spec is None:
+        if not self._roster.begun:
             self._roster.gather()
         return self._roster
 
@@ -92,8 +92,8 @@ class FlowerFederation:
         new._split = "test"
         return new
 
-    def recall(self, ids: np.ndarray) -> None:
-        self._roster.recall(ids)
+    def recall(self, ids: np.ndarray, spec: Spec) -> None:
+        self._roster.recall(ids, spec)
 
     def admit(self) -> None:
         self._gathered.admit()
@@ -122,6 +122,7 @@ class FlowerFederation:
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
         replicas: int | None = None,
+        least: int | None = None,
     ) -> Answers:
         """See `Federation.ask`."""
         if self._learner is None:
@@ -129,53 +130,59 @@ class FlowerFederation:
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
         program = Program(task, reduce, replicas, 0.0, len(positions))
         replies = Replies(program, self._learner, self.spec, broadcast, each, self._terms.max_norm)
+        needed = self._terms.needed(len(positions)) if least is None else least
         failures: dict[int, str] = {}
-        nodes = self._reachable(positions, failures)
-        letters = replies.letters(
-            {i: node for i, node in nodes.items() if node is not None},
-            self._split,
-            jax.random.key(0) if key is None else key,
-        )
-        index_of = {node: i for i, node in nodes.items() if node is not None}
+        nodes = self._reachable(positions, needed, failures)
+        names = [self._roster.ids[position] for position in positions]
+        letters = replies.letters(nodes, names, self._split, jax.random.key(0) if key is None else key)
+        index_of = {node: i for i, node in nodes.items()}
         for node, records in self._post.exchange(letters, wire.ASK, self._terms.deadline):
             index = index_of[node]
             try:
-                if isinstance(records, wire.Unreadable):
-                    raise records
                 partly = replies.add(index, records)
             except wire.Unreadable as error:
                 failures[int(positions[index])] = str(error)
+                if isinstance(error, wire.Mistaken):
+                    self._roster.forget(node)
             else:
                 if partly:
                     failures[int(positions[index])] = partly
-        if replies.count < self._terms.needed(len(positions)):
-            raise self._too_few(replies.count, positions, failures)
-        return replies.answers(positions, tuple(failures.items()))
+        if replies.count < needed:
+            raise self._too_few(replies.count, needed, positions, failures)
+        return replies.answers(positions, tuple(failures.items()), len(positions) - len(nodes))
 
-    def _reachable(self, positions: np.ndarray, failures: dict[int, str]) -> dict[int, int | None]:
-        """The node of each client asked, once enough of them are connected."""
+    def _reachable(self, positions: np.ndarray, needed: int, failures: dict[int, str]) -> dict[int, int]:
+        """The nodes of the clients asked that can be asked now, by index, once there are enough of them."""
         began = time.monotonic()
         while True:
             self._roster.look()
+            busy = self._post.busy()
             nodes = {i: self._roster.node(int(position)) for i, position in enumerate(positions)}
-            away = [int(positions[i]) for i, node in nodes.items() if node is None]
-            if len(positions) - len(away) >= self._terms.needed(len(positions)):
-                failures |= dict.fromkeys(away, "not connected")
-                return nodes
+            away = {
+                i: "not connected" if node is None else "still at an earlier ask"
+                for i, node in nodes.items()
+                if node is None or node in busy
+            }
+            failures |= {int(positions[i]): reason for i, reason in away.items()}
+            if len(positions) - len(away) >= needed:
+                return {i: node for i, node in nodes.items() if node is not None and i not in away}
             if time.monotonic() - began > self._terms.wait:
-                raise self._too_few(
-                    len(positions) - len(away), positions, dict.fromkeys(away, "not connected")
-                )
+                raise self._too_few(len(positions) - len(away), needed, positions, failures)
+            failures.clear()
             time.sleep(self._post.every)
 
-    def _too_few(self, count: int, positions: np.ndarray, failures: dict[int, str]) -> FederationError:
+    def _too_few(
+        self, count: int, needed: int, positions: np.ndarray, failures: dict[int, str]
+    ) -> FederationError:
         names = self._roster.ids
         shown = [f"{names[position]}: {reason}" for position, reason in sorted(failures.items())[:5]]
         more = f", and {len(failures) - 5} more" if len(failures) > 5 else ""
+        diverged = any(reason.startswith(NOT_FINITE) for reason in failures.values())
         return FederationError(
-            f"{count} of {len(positions)} clients answered and {self._terms.needed(len(positions))} are "
-            f"needed ({'; '.join(shown)}{more}){self._roster.complaints()}: bring them back and resume the "
-            "run, or lower min_replies."
+            f"{count} of {len(positions)} clients answered and {needed} are needed "
+            f"({'; '.join(shown)}{more}){self._roster.complaints()}: "
+            + ("if training has diverged, lower the learning rate; else " if diverged else "")
+            + "bring them back and resume the run, or lower min_replies."
         )
 
     def describe(self) -> dict[str, Any]:

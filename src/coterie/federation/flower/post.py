@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from coterie.federation.flower.wire import Unreadable
+from coterie.federation.flower.wire import Unreadable, first_line
 
 
-@dataclass(frozen=True)
+@dataclass
 class Post:
     """Sends messages to nodes and brings back what they answer, whoever is first.
 
@@ -23,10 +23,15 @@ class Post:
     every
         Seconds between two looks for answers. Flower's own `send_and_receive` looks every three seconds and
         hands over no answer before the last has come.
+
+    A node works off its messages one by one. So one that has not answered in time is not sent the next
+    message on top: it is `busy` until the late answer comes, which nobody wants any more, or the message
+    has expired.
     """
 
     grid: Grid
     every: float = 0.25
+    _late: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message: its node, when it expires
 
     def connected(self) -> set[int]:
         """The nodes that are connected now."""
@@ -34,6 +39,8 @@ class Post:
 
     def send(self, letters: Mapping[int, RecordDict], kind: str, ttl: float) -> dict[str, int]:
         """Send a letter to each node; the node by the message's id, for those that went out."""
+        if not letters:
+            return {}
         messages = [Message(content, node, kind, ttl=ttl) for node, content in letters.items()]
         accepted = set(self.grid.push_messages(messages))
         ids = [message.metadata.message_id for message in messages]
@@ -48,16 +55,26 @@ class Post:
             if node is None:
                 continue
             if message.has_error():
-                yield node, Unreadable(f"error at the client: {_first_line(message.error.reason)}")
+                yield node, Unreadable(f"error at the client: {first_line(message.error.reason or '')}")
             else:
                 yield node, message.content
+
+    def busy(self) -> set[int]:
+        """The nodes that are still at an earlier message."""
+        now = time.monotonic()
+        waiting = {id_: node for id_, (node, until) in self._late.items() if now < until}
+        for _ in self.collect(waiting):
+            pass  # too late to count
+        self._late = {id_: self._late[id_] for id_ in waiting}
+        return set(waiting.values())
 
     def exchange(
         self, letters: Mapping[int, RecordDict], kind: str, deadline: float
     ) -> Iterator[tuple[int, RecordDict | Unreadable]]:
         """Send letters and yield each node's answer, or why there is none, as soon as it is known."""
         until = time.monotonic() + deadline
-        sent = self.send(letters, kind, deadline)
+        # twice as long as we wait: the clocks of server and nodes may differ
+        sent = self.send(letters, kind, 2 * deadline)
         for node in letters.keys() - set(sent.values()):
             yield node, Unreadable("the SuperLink did not take the message")
         looked = time.monotonic()
@@ -70,13 +87,9 @@ class Post:
                 for id_ in [id_ for id_, node in sent.items() if node not in here]:
                     yield sent.pop(id_), Unreadable("lost its connection")
             if sent and time.monotonic() > until:
+                self._late |= {id_: (node, until + deadline) for id_, node in sent.items()}
                 for node in sent.values():
                     yield node, Unreadable(f"no answer within {deadline:g} s")
                 return
             if sent:
                 time.sleep(self.every)
-
-
-def _first_line(reason: str | None) -> str:
-    lines = [line for line in (reason or "").splitlines() if line.strip()]
-    return lines[0].strip() if lines else "no reason given"

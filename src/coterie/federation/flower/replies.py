@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.tasks import Reply
 from coterie.models import stacked
+
+NOT_FINITE = "NaN or infinity in its reply"
 
 
 class Replies:
@@ -65,12 +68,19 @@ class Replies:
         """How many clients have given a reply that can be used."""
         return len(self._kept)
 
-    def letters(self, nodes: Mapping[int, int], split: str, key: Key[Array, ""]) -> dict[int, RecordDict]:
-        """What each node is sent; `nodes` has the node of each client asked, by its index among them."""
+    def letters(
+        self, nodes: Mapping[int, int], names: Sequence[str], split: str, key: Key[Array, ""]
+    ) -> dict[int, RecordDict]:
+        """What each node is sent.
+
+        `nodes` has the node of each client that can be asked, by its index among those to ask, and `names`
+        the ids of all of these.
+        """
         broadcast = wire.flatten(self._broadcast, self._model)
         words = np.asarray(jax.random.key_data(key))
         return {
             node: wire.Ask(
+                client=names[index],
                 task=self._program.task.__name__,
                 split=split,
                 spec=self._spec,
@@ -82,7 +92,7 @@ class Replies:
             for index, node in nodes.items()
         }
 
-    def add(self, index: int, records: RecordDict) -> str | None:
+    def add(self, index: int, records: RecordDict | wire.Unreadable) -> str | None:
         """Take in the reply of the client asked at `index`.
 
         Returns why it was left out of some replicas, if it was; raises `Unreadable` if it was of all.
@@ -128,7 +138,7 @@ class Replies:
         faults: list[str | None] = []
         for r in range(count):
             if not np.isfinite(numbers[r]).all() or not np.isfinite(weight[r]):
-                faults.append("NaN or infinity in its reply")
+                faults.append(NOT_FINITE)
             elif norms[r] > self._max_norm:
                 faults.append(f"norm {norms[r]:.3g} of its reply is above {self._max_norm:g}")
             elif not 0 <= cluster[r] < clusters:
@@ -139,8 +149,8 @@ class Replies:
                 faults.append(None)
         return faults
 
-    def answers(self, positions: np.ndarray, failures: tuple[tuple[int, str], ...]) -> Answers:
-        """What the algorithm is told."""
+    def answers(self, positions: np.ndarray, failures: tuple[tuple[int, str], ...], unsent: int) -> Answers:
+        """What the algorithm is told: whose replies count, why others' do not, how many were sent nothing."""
         blank = (
             self._blank if self._program.reduce is None else Reply(self._blank.report, None, *self._rest())
         )
@@ -151,7 +161,8 @@ class Replies:
         )
         down = bytes_of((self._broadcast, stacked.take(self._each, 0)))
         clients = jnp.asarray(positions, jnp.int32)
-        return self._program.answers(clients, replies, answered, self._sums, down, self._shape, failures)
+        answers = self._program.answers(clients, replies, answered, self._sums, down, self._shape)
+        return dataclasses.replace(answers, failures=failures, unsent=unsent)
 
     def _rest(self) -> tuple[Any, Any]:
         return self._blank.cluster, self._blank.weight

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +17,7 @@ from coterie.errors import FederationError
 from coterie.federation.flower import wire
 from coterie.federation.flower.post import Post
 
+logger = logging.getLogger(__name__)
 GREETING = 60.0  # seconds a node has to introduce itself before it is greeted again
 
 
@@ -32,111 +35,134 @@ class Roster:
     wait: float
     ids: list[str] = field(default_factory=list)
     spec: Spec | None = None
-    _node_of: dict[str, int] = field(default_factory=dict)
-    _known: dict[int, wire.Introduction] = field(default_factory=dict)
-    _refused: dict[int, str] = field(default_factory=dict)
-    _greeted: dict[str, int] = field(default_factory=dict)
-    _asked_at: dict[int, float] = field(default_factory=dict)
-    _here: set[int] = field(default_factory=set)
+    begun: bool = False
+    _fixed: bool = False  # whether training has begun with the spec, which then holds
+    _here: set[int] = field(default_factory=set)  # the nodes that are connected
+    _known: dict[int, wire.Introduction] = field(default_factory=dict)  # what nodes have said of themselves
+    _unclear: dict[int, str] = field(default_factory=dict)  # what is wrong with what others have said
+    _node_of: dict[str, int] = field(default_factory=dict)  # the node that stands for a client
+    _greeted: dict[str, int] = field(default_factory=dict)  # greetings not yet answered: message, node
+    _greeted_at: dict[int, float] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     def look(self) -> None:
         """See who is connected, greet those we do not know, and take in what the greeted have said."""
         self._here = self.post.connected()
-        now = time.monotonic()
         for node, records in self.post.collect(self._greeted):
+            self._known.pop(node, None)
+            self._unclear.pop(node, None)
             try:
-                if isinstance(records, wire.Unreadable):
-                    raise records
-                if "refusal" in records.config_records:
-                    wire.read_reply(records)
-                self._introduce(node, wire.Introduction.read(records))
+                self._known[node] = wire.Introduction.read(records)
             except wire.Unreadable as error:
-                self._refused[node] = str(error)
+                self._unclear[node] = str(error)
+        if not self._fixed:
+            self.spec = self._commonest()
+        self._greet()
+        candidates: dict[str, list[int]] = defaultdict(list)
+        for node, introduction in self._known.items():
+            if node in self._here and self._misfit(introduction) is None:
+                candidates[introduction.id].append(node)
+        # a node stands for its client unless another one that is connected does so already
+        self._node_of = {
+            client: self._node_of[client] if self._node_of.get(client) in nodes else min(nodes)
+            for client, nodes in candidates.items()
+        }
+        for complaint in self._complaints():
+            if complaint not in self._told:
+                self._told.add(complaint)
+                logger.warning("a node cannot take part: %s", complaint)
+
+    def _greet(self) -> None:
+        """Greet nodes that we do not know, and after a while again those that cannot take part so."""
+        now = time.monotonic()
+        usable = {node for node, known in self._known.items() if self._misfit(known) is None}
         strangers = {
             node: RecordDict()
-            for node in self._here - self._known.keys()
-            if now - self._asked_at.get(node, -np.inf) > GREETING
+            for node in self._here - usable
+            if now - self._greeted_at.get(node, -np.inf) > GREETING
         }
         if strangers:
-            self._asked_at |= dict.fromkeys(strangers, now)
+            self._greeted = {id_: node for id_, node in self._greeted.items() if node not in strangers}
+            self._greeted_at |= dict.fromkeys(strangers, now)
             self._greeted |= self.post.send(strangers, wire.HELLO, GREETING)
-        for node, introduction in self._known.items():
-            if node in self._here and node not in self._refused:
-                self._settle(node, introduction.id)
 
-    def _introduce(self, node: int, introduction: wire.Introduction) -> None:
-        self._known[node] = introduction
-        self._refused.pop(node, None)
-        theirs, ours = introduction.spec, self.spec
+    def _commonest(self) -> Spec | None:
+        """What most of the nodes say that an example looks like, with as many classes as any of them has."""
+        specs = [known.spec for node, known in sorted(self._known.items()) if node in self._here]
+        if not specs:
+            return None
+        (bare, _), _ = Counter((_bare(spec), spec.classes is None) for spec in specs).most_common(1)[0]
+        alike = [spec for spec in specs if _bare(spec) == bare]
+        return max(alike, key=lambda spec: spec.classes or 0)
+
+    def _misfit(self, introduction: wire.Introduction) -> str | None:
+        """Why a client cannot take part, if it cannot."""
+        client, theirs, ours = introduction.id, introduction.spec, self.spec
         if ours is None:
-            self.spec = theirs
-            return
-        alike = replace(theirs, classes=None) == replace(ours, classes=None)
-        if not alike or (theirs.classes is None) != (ours.classes is None):
-            self._refused[node] = (
-                f"client {introduction.id!r} has examples of {_shape(theirs)}, the others of {_shape(ours)}"
-            )
-        elif (theirs.classes or 0) > (ours.classes or 0):
-            if self.ids:
-                self._refused[node] = (
-                    f"client {introduction.id!r} has {theirs.classes} classes, but training began with "
-                    f"{ours.classes}"
-                )
-            else:
-                self.spec = theirs
+            return None
+        if _bare(theirs) != _bare(ours) or (theirs.classes is None) != (ours.classes is None):
+            return f"client {client!r} has examples of {_shape(theirs)}, the others of {_shape(ours)}"
+        if (theirs.classes or 0) > (ours.classes or 0):
+            return f"client {client!r} has {theirs.classes} classes, but training began with {ours.classes}"
+        return None
 
-    def _settle(self, node: int, client: str) -> None:
-        """Let a node stand for its client, unless another one that is connected does already."""
-        holder = self._node_of.get(client)
-        if holder is None or holder not in self._here:
-            self._node_of[client] = node
+    def forget(self, node: int) -> None:
+        """A node is not the client that it was: greet it again."""
+        self._known.pop(node, None)
+        self._greeted_at.pop(node, None)
 
     def node(self, position: int) -> int | None:
         """The node of a client, if it is connected."""
-        node = self._node_of.get(self.ids[position])
-        return node if node in self._here else None
-
-    def position(self, node: int) -> int:
-        """The client for which a node stands."""
-        return self.ids.index(self._known[node].id)
+        return self._node_of.get(self.ids[position])
 
     def admit(self) -> None:
         """Give positions to the clients that have none yet."""
         self.look()
         self.ids += sorted(self._node_of.keys() - set(self.ids), key=_natural)
 
-    def recall(self, ids: Iterable[object]) -> None:
-        """Clients of an interrupted run: they keep their positions, connected or not."""
-        self.ids = [str(name) for name in ids]
+    def recall(self, ids: Iterable[object], spec: Spec) -> None:
+        """Clients of an interrupted run: they keep their positions, connected or not, and the spec holds."""
+        self.ids, self.spec, self._fixed = [str(name) for name in ids], spec, True
 
     def gather(self) -> None:
         """Wait for enough clients to begin with, and for all that are connected to introduce themselves."""
         began = time.monotonic()
         while True:
             self.look()
-            present = [c for c, node in self._node_of.items() if node in self._here]
+            present = len(self._node_of)
             waited = time.monotonic() - began
-            if len(present) >= self.min_clients and (not self._greeted or waited > GREETING):
+            if present >= self.min_clients and (not self._greeted or waited > min(GREETING, self.wait)):
                 break
             if waited > self.wait:
                 raise FederationError(
-                    f"only {len(present)} of the {self.min_clients} clients needed to begin were there after "
+                    f"only {present} of the {self.min_clients} clients needed to begin were there after "
                     f"{self.wait:g} s{self.complaints()}: start more SuperNodes, or lower min_clients."
                 )
             time.sleep(self.post.every)
         if not self.ids:
             self.admit()
+        self.begun = self._fixed = True
 
     def complaints(self) -> str:
         """What is wrong with nodes that are connected but cannot take part, in words."""
-        refused = [reason for node, reason in self._refused.items() if node in self._here]
-        taken = [
-            f"two nodes say that they are client {known.id!r}"
-            for node, known in self._known.items()
-            if node in self._here and node not in self._refused and self._node_of.get(known.id) != node
-        ]
-        complaints = list(dict.fromkeys(refused + taken))
-        return f" ({'; '.join(complaints)})" if complaints else ""
+        found = self._complaints()
+        return f" ({'; '.join(found)})" if found else ""
+
+    def _complaints(self) -> list[str]:
+        complaints = [reason for node, reason in self._unclear.items() if node in self._here]
+        for node, known in self._known.items():
+            if node in self._here:
+                misfit = self._misfit(known)
+                if misfit is not None:
+                    complaints.append(misfit)
+                elif self._node_of.get(known.id) != node:
+                    complaints.append(f"two nodes say that they are client {known.id!r}")
+        return list(dict.fromkeys(complaints))
+
+
+def _bare(spec: Spec) -> Spec:
+    """A spec but for the number of classes, of which some clients may hold fewer than others."""
+    return replace(spec, classes=None)
 
 
 def _shape(spec: Spec) -> str:
@@ -147,5 +173,6 @@ def _shape(spec: Spec) -> str:
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """client-2 before client-10."""
     return [
-        (not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)
+        (not part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in re.split(r"(\d+)", name)
     ]

@@ -8,7 +8,9 @@ dict; `*` stands for a tree that is itself a leaf. So a client needs no JAX to u
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
 from jaxtyping import PyTree
 
 from coterie.data.shards import Spec
@@ -33,6 +36,10 @@ class Unreadable(Exception):
     """A message that is not what it should be; the text says how."""
 
 
+class Mistaken(Unreadable):
+    """A node is not the client that it was taken for."""
+
+
 @dataclass(frozen=True)
 class Introduction:
     """What a client says of itself when it is greeted: its name and the shape of an example."""
@@ -44,11 +51,13 @@ class Introduction:
         return RecordDict({"client": ConfigRecord({"id": self.id, "spec": _spec_text(self.spec)})})
 
     @classmethod
-    def read(cls, records: RecordDict) -> Introduction:
+    def read(cls, records: RecordDict | Unreadable) -> Introduction:
+        _raise_refusal(records)
+        assert not isinstance(records, Unreadable)
         try:
             config = records.config_records["client"]
             return cls(str(config["id"]), _spec_from(config["spec"]))
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise Unreadable(f"its introduction cannot be read: {error!r}") from error
 
 
@@ -56,6 +65,7 @@ class Introduction:
 class Ask:
     """One ask as one client gets it."""
 
+    client: str  # for whom it is: the node may hold another client's data by now
     task: str
     split: str  # which of its examples: "train" or "test"
     spec: Spec  # the shape of an example throughout the federation
@@ -65,7 +75,12 @@ class Ask:
     each: Arrays
 
     def records(self) -> RecordDict:
-        words = {"task": self.task, "split": self.split, "spec": _spec_text(self.spec)}
+        words = {
+            "client": self.client,
+            "task": self.task,
+            "split": self.split,
+            "spec": _spec_text(self.spec),
+        }
         if self.replicas is not None:
             words["replicas"] = str(self.replicas)
         return RecordDict(
@@ -82,6 +97,7 @@ class Ask:
         try:
             words = records.config_records["ask"]
             return cls(
+                client=str(words["client"]),
                 task=str(words["task"]),
                 split=str(words["split"]),
                 spec=_spec_from(words["spec"]),
@@ -90,7 +106,7 @@ class Ask:
                 broadcast=from_record(records.array_records["broadcast"]),
                 each=from_record(records.array_records["each"]),
             )
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise Unreadable(f"the ask cannot be read: {error!r}") from error
 
 
@@ -99,19 +115,35 @@ def reply_records(arrays: Arrays) -> RecordDict:
     return RecordDict({"reply": to_record(arrays)})
 
 
-def refusal_records(sentence: str) -> RecordDict:
-    """What a client sends that cannot do what it is asked: one sentence."""
-    return RecordDict({"refusal": ConfigRecord({"reason": sentence})})
+def refusal_records(sentence: str, mistaken: bool = False) -> RecordDict:
+    """What a client sends that cannot do what it is asked, or is another client: one sentence."""
+    return RecordDict({"refusal": ConfigRecord({"reason": sentence, "mistaken": mistaken})})
 
 
-def read_reply(records: RecordDict) -> Arrays:
+def read_reply(records: RecordDict | Unreadable) -> Arrays:
     """The arrays of a reply."""
-    if "refusal" in records.config_records:
-        raise Unreadable(str(records.config_records["refusal"].get("reason", "no reason given")))
+    _raise_refusal(records)
+    assert not isinstance(records, Unreadable)
     try:
         return from_record(records.array_records["reply"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise Unreadable(f"its reply cannot be read: {error!r}") from error
+    except (LookupError, ValueError) as error:
+        raise Unreadable(f"its reply cannot be read: {error}") from error
+
+
+def _raise_refusal(records: RecordDict | Unreadable) -> None:
+    """Raise what came instead of an answer."""
+    if isinstance(records, Unreadable):
+        raise records
+    if "refusal" in records.config_records:
+        refusal = records.config_records["refusal"]
+        kind = Mistaken if refusal.get("mistaken") else Unreadable
+        raise kind(first_line(str(refusal.get("reason", ""))))
+
+
+def first_line(text: str) -> str:
+    """The first line of what a client says, in case it says a lot."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no reason given"
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:
@@ -120,20 +152,49 @@ def to_record(arrays: Arrays) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord) -> Arrays:
-    """The inverse of `to_record`."""
-    return {name: array.numpy() for name, array in record.items()}
+    """The inverse of `to_record`; whatever is no plain array of numbers is unreadable."""
+    return {name: _array(name, array) for name, array in record.items()}
+
+
+def _array(name: str, sent: Array) -> np.ndarray:
+    """An array from the form in which NumPy saves one; nothing else is tried, whatever the bytes may be."""
+    content = sent.data
+    file = io.BytesIO(content)
+    try:
+        if sent.stype != SType.NUMPY:
+            raise ValueError(f"but {sent.stype}")
+        version = np.lib.format.read_magic(file)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, by_columns, dtype = header[version](file)
+        if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+            raise ValueError(f"{len(content)} bytes are not an array of {shape} x {dtype}")
+        flat = np.frombuffer(content, dtype, offset=file.tell())
+        return flat.reshape(shape, order="F" if by_columns else "C")
+    except Exception as error:  # bytes from elsewhere can be wrong in more ways than can be listed
+        raise ValueError(f"{name!r} is not an array of numbers, {error}") from error
 
 
 def flatten(tree: PyTree, model: PyTree) -> Arrays:
     """The arrays of a tree by name; `model` has the structure of one model."""
+    if tree is None:
+        return {}
     bare = jax.tree_util.treedef_is_leaf(jax.tree.structure(model))
+
+    def whole(node: Any) -> bool:
+        return stacked.alike(node, model) or node is None or (isinstance(node, dict) and not node)
+
     arrays: Arrays = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, lambda t: stacked.alike(t, model)):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, whole):
         where = _where(path)
+        if leaf is None or (isinstance(leaf, dict) and not leaf):
+            raise SettingError(f"{where} is empty, which does not travel: leave it out.")
         if bare or not stacked.alike(leaf, model):
             arrays[where] = _plain(where, leaf)
             continue
-        for name, array in stacked.named(leaf).items():
+        for inner, array in jax.tree_util.tree_leaves_with_path(leaf):
+            name = stacked.name_of(inner)
+            if f"{where}:{name}" in arrays:
+                raise SettingError(f"two arrays of this learner's model are called {name!r}: rename one.")
             arrays[f"{where}:{name}"] = _plain(where, array)
     return arrays
 
@@ -198,7 +259,10 @@ def check_shapes(arrays: Arrays, expected: Shapes) -> Arrays:
             raise Unreadable(f"{name!r} of its reply has shape {arrays[name].shape}, not {shape}")
         if not np.can_cast(arrays[name].dtype, dtype, "same_kind"):
             raise Unreadable(f"{name!r} of its reply is {arrays[name].dtype}, not {dtype}")
-    return {name: np.asarray(arrays[name], dtype) for name, (_, dtype) in expected.items()}
+        if dtype.kind in "iu" and (arrays[name].astype(dtype) != arrays[name]).any():
+            raise Unreadable(f"{name!r} of its reply does not fit in {dtype}")
+    with np.errstate(over="ignore"):  # what is too large is infinite, and found to be
+        return {name: np.asarray(arrays[name], dtype) for name, (_, dtype) in expected.items()}
 
 
 def _where(path: Any) -> str:
@@ -226,4 +290,14 @@ def _spec_text(spec: Spec) -> str:
 
 
 def _spec_from(text: Any) -> Spec:
-    return Spec.from_json(json.loads(str(text)))
+    """A spec from what somebody else has sent."""
+    spec = Spec.from_json(dict(json.loads(str(text))))
+    for shape in (spec.x_shape, spec.y_shape):
+        if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"{shape!r} is not a shape")
+    for dtype in (spec.x_dtype, spec.y_dtype):
+        if not isinstance(dtype, str) or np.dtype(dtype).kind not in "fiub":
+            raise ValueError(f"{dtype!r} is not a type of numbers")
+    if spec.classes is not None and (type(spec.classes) is not int or spec.classes < 1):
+        raise ValueError(f"{spec.classes!r} is not a number of classes")
+    return spec
