@@ -33,6 +33,7 @@ PARTS: dict[str, dict[str, str]] = {
     "model": {
         "linear": "coterie.models.linear:Linear",
         "mlp": "coterie.models.mlp:MLP",
+        "torch": "coterie.torch.model:TorchModel",
     },
     "local": {"sgd": "coterie.learn.local:SGD"},
 }
@@ -101,8 +102,9 @@ _TYPES = {"int", "float", "str", "bool", "none"}
 
 def describe(kind: str, thing: Any) -> dict[str, Any] | None:
     """Name and settings of a part made of plain values; None for a part of the user's own making."""
-    for name in PARTS[kind]:
-        if type(thing) is part(kind, name):
+    for name, place in PARTS[kind].items():
+        # by name: to import every part would need every extra
+        if f"{type(thing).__module__}:{type(thing).__qualname__}" == place:
             fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.compare}
             if all(_plain(value) for value in fields.values()):
                 return {"name": name, **{key: value for key, value in fields.items() if value is not None}}

@@ -19,7 +19,8 @@ from coterie.errors import RunFolderError
 from coterie.run.execute import evaluation
 from coterie.run.report import pictures, style, write_report
 from coterie.run.report.contents import Truth, read
-from coterie.run.report.page import _time, headline
+from coterie.run.report.page import headline
+from coterie.run.report.words import duration
 
 NASTY = '<b>&"'
 
@@ -344,4 +345,27 @@ def test_clusters_have_colours_of_their_own() -> None:
     "seconds, text", [(0.04, "0.0 s"), (59.99, "60.0 s"), (125, "2 min 5 s"), (7260, "2 h 1 min")]
 )
 def test_time_in_human_units(seconds: float, text: str) -> None:
-    assert _time(seconds) == text
+    assert duration(seconds) == text
+
+
+def test_groups_are_told_by_name_where_no_truth_is_known(digits: Run, tmp_path: Path) -> None:
+    assert "Who belongs together" not in report(digits.save(tmp_path / "known"))
+    names = np.array([f"ward {i}" for i in range(7)] + [NASTY])
+    run = digits.but(ids=names, assignment=np.array([1, 0, 1, 0, 1, 0, -1, 1], np.int32))
+    text = Tags(report(run.save(tmp_path / "unknown", truth=None, misclustering=None, test=None))).text
+    assert re.search(r"Who belongs together\s+cluster 0\s*ward 1, ward 3, ward 5\s", text)
+    assert re.search(r"cluster 1\s*ward 0, ward 2, ward 4, " + re.escape(NASTY), text)
+    assert re.search(r"no cluster\s*ward 6\s", text)
+
+
+def test_who_was_left_out_is_told_with_the_rounds_and_the_reason(digits: Run, tmp_path: Path) -> None:
+    assert "Left out" not in report(digits.save(tmp_path / "all there"))
+    missing = [{"lost its connection": ["a"]}, {"lost its connection": ["a", "b"]}, {NASTY: ["a"]}]
+    logs = [
+        dataclasses.replace(log, missing=out)
+        for log, out in zip(digits.found.history.logs, missing, strict=True)
+    ]
+    run = digits.but(history=ct.clustering.History(logs, 8))
+    text = Tags(report(run.save(tmp_path / "some away"))).text
+    assert re.search(r"Left out\s.*\sa\s*1–2\s*lost its connection\s", text, re.DOTALL)
+    assert re.search(r"b\s*2\s*lost its connection", text) and re.search(r"a\s*3\s*" + re.escape(NASTY), text)

@@ -98,18 +98,18 @@ class Alternating(RoundAlgorithm):
         # training loss by which the best restart is kept
         answers = federation.ask(tasks.losses, {"models": state.models}, replicas=self.restarts)
         losses = np.array(answers.report["losses"])  # (clients, restarts, k)
-        finite = np.where(np.isfinite(losses), losses, np.inf)
-        # whoever has no number for any model, while others have, tells nothing
-        sane = np.isfinite(finite).any(axis=(1, 2))
-        answered = np.asarray(answers.answered).all(axis=1)
-        answered &= sane | ~(sane & answered).any()
-        losses[~answered] = np.nan
-        final = finite[answered].min(axis=2).mean(axis=0) if answered.any() else np.zeros(self.restarts)
+        lowest = np.where(np.isfinite(losses), losses, np.inf).min(axis=2)
+        answered = np.asarray(answers.answered)
+        told = answered & np.isfinite(lowest)
+        # a restart diverged if most say so; a few who have no number for it tell nothing
+        sane = 2 * told.sum(axis=0) > answered.sum(axis=0)
+        final = np.where(told, lowest, 0).sum(axis=0) / np.maximum(told.sum(axis=0), 1)
+        final = np.where(sane | ~answered.any(axis=0), final, np.inf)
         best = int(np.argmin(final))
         if not np.isfinite(final[best]):
             raise diverged("in the last round")
         chosen = np.where(
-            answered,
+            told[:, best],
             np.asarray(tasks.lowest(jnp.asarray(losses)))[:, best],
             np.asarray(state.assignment)[best],
         )
@@ -120,7 +120,7 @@ class Alternating(RoundAlgorithm):
             learner=learner,
             spec=federation.spec,
             history=History(logs, federation.clients, best),
-            losses=losses[:, best],
+            losses=np.where(told[:, best, None], losses[:, best], np.nan),
             algorithm=self.settings(),
             seed=seed,
             provenance=federation.describe(),

@@ -1,0 +1,377 @@
+"""What travels between server and clients, message by message: models and a few numbers, never examples."""
+
+import dataclasses
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common.serde import recorddict_to_proto
+from in_process import InProcessGrid, app_of, carried_over
+
+import coterie as ct
+from coterie import keys
+from coterie.data.federated import Federated
+from coterie.data.shards import Shards
+from coterie.errors import DataError, FederationError
+from coterie.federation.flower import FlowerFederation, JaxClient, Own, client_app, wire
+from coterie.learn.tasks import Reply
+
+CLIENTS = 4
+NAMES = [f"hospital-of-town-{c * 5}" for c in "abcd"]
+NODES = [7_340_000_000_000_000_011, 5_120_000_000_000_000_023, 8_810_000_000_000_000_041, 311_111_111_117]
+RAW = ct.data.mixed_regression(clients=CLIENTS, k=2, dim=5, examples=9, seed=3)
+
+
+def renamed(shards):
+    return Shards.from_lists(*zip(*shards, strict=True), NAMES)
+
+
+DATA = Federated(train=renamed(RAW.train), test=renamed(RAW.test))
+LEARNER = ct.Learner(ct.models.Linear(bias=True), loss="squared", local=ct.SGD(lr=0.05, steps=2))
+WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
+ROUNDS = 3
+ALGORITHMS = {
+    "ifca": ct.IFCA(k=2, rounds=ROUNDS, n_init=3),
+    "global": ct.Global(rounds=ROUNDS),
+    "local": ct.Local(rounds=ROUNDS),
+}
+
+
+class Run:
+    """A run of which every message was kept."""
+
+    def __init__(self, algorithm):
+        apps = [app_of(LEARNER, DATA.train[[i]], DATA.test[[i]]) for i in range(CLIENTS)]
+        self.grid = InProcessGrid(apps)
+        self.grid.nodes = dict(zip(NODES, self.grid.nodes.values(), strict=True))
+        federation = FlowerFederation(self.grid, min_clients=CLIENTS, poll=0.001)
+        self.found = algorithm.fit(federation, LEARNER, seed=5)
+        self.fit_asks = self.grid.asks()
+        self.evaluation = self.found.evaluate(federation.test)
+        self.nodes = dict(zip(NAMES, self.grid.nodes.values(), strict=True))
+
+    def heard(self, node, kind):
+        return [m.content for m in node.heard if m.metadata.message_type == kind]
+
+    def letters(self, client):
+        """What a client was asked, and what it answered, exchange by exchange."""
+        node = self.nodes[client]
+        hello = len(self.heard(node, "query.hello"))
+        return list(zip(self.heard(node, "query.ask"), node.said[hello:], strict=True))
+
+    def contents(self):
+        """Every message: to or from which client, and what was in it."""
+        for name, node in self.nodes.items():
+            for message in node.heard:
+                yield name, message.content
+            for content in node.said:
+                yield name, content
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {name: Run(algorithm) for name, algorithm in ALGORITHMS.items()}
+
+
+def names(record):
+    return set(record)
+
+
+def size(*records):
+    return sum(array.numpy().nbytes for record in records for array in record.values())
+
+
+# -- what kind of thing travels ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_only_plain_arrays_and_a_few_words_travel(name, runs):
+    seen = 0
+    for _, content in runs[name].contents():
+        for record in content.values():
+            assert type(record) in (ArrayRecord, ConfigRecord)
+            if isinstance(record, ConfigRecord):
+                assert all(isinstance(word, str) and len(word) < 200 for word in record.values())
+                continue
+            for array in record.values():
+                assert array.stype == "numpy.ndarray" and array.data.startswith(b"\x93NUMPY")
+                plain = np.load(io.BytesIO(array.data), allow_pickle=False)
+                assert plain.dtype.kind in "fiub" and plain.dtype.itemsize <= 4
+                assert len(array.data) == plain.nbytes + 128  # behind the header, nothing but the numbers
+                seen += 1
+    assert seen > 10
+
+
+def expected(name):
+    """By task: the names of what is sent to all, to each alone, and back."""
+    model, models = ({f"{what}:{part}" for part in (WEIGHT, BIAS)} for what in ("model", "models"))
+    value = {f"value:{part}" for part in (WEIGHT, BIAS)}
+    final = {"losses": (models, set(), {"report/losses"})}
+    evaluate = {"evaluate": (models, {"*"}, {"report/loss", "report/accuracy", "report/examples"})}
+    if name == "local":
+        train = {"train": ({"rounds"}, model | {"takes_part"}, value | {"report/loss"})}
+        return train | evaluate
+    rounds = {
+        "choose_and_train": (
+            models | {"round"},
+            set(),
+            value | {"report/loss", "cluster"},
+        )
+    }
+    return rounds | final | evaluate
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_message_holds_what_its_task_needs_and_no_more(name, runs):
+    tasks = expected(name)
+    seen = set()
+    for client in NAMES:
+        for ask, answer in runs[name].letters(client):
+            assert names(ask) == {"ask", "key", "broadcast", "each"}
+            words = dict(ask["ask"])
+            assert words.pop("client") == client
+            task = words.pop("task")
+            broadcast, each, back = tasks[task]
+            assert (names(ask["broadcast"]), names(ask["each"])) == (broadcast, each)
+            assert names(answer) == {"reply"} and names(answer["reply"]) == back
+            assert words.pop("split") == ("test" if task == "evaluate" else "train")
+            assert json.loads(words.pop("spec"))["x_shape"] == [5]
+            replicas = 3 if name == "ifca" else 1
+            asks_with_replicas = task in ("choose_and_train", "losses")
+            assert words == ({"replicas": str(replicas)} if asks_with_replicas else {})
+            seen.add(task)
+    assert seen == tasks.keys()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_greeting_says_nothing_and_its_answer_a_name_and_a_shape(name, runs):
+    for client, node in runs[name].nodes.items():
+        (hello,) = runs[name].heard(node, "query.hello")
+        assert len(hello) == 0
+        introduction = node.said[0]
+        assert names(introduction) == {"client"} and names(introduction["client"]) == {"id", "spec"}
+        assert introduction["client"]["id"] == client
+        spec = json.loads(introduction["client"]["spec"])
+        assert spec == {
+            "x_shape": [5],
+            "x_dtype": "float32",
+            "y_shape": [],
+            "y_dtype": "float32",
+            "classes": None,
+        }
+
+
+# -- how much ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_history_counts_the_bytes_that_travel(name, runs):
+    run = runs[name]
+    exchanges = 1 if name == "local" else ROUNDS
+    for t in range(exchanges):
+        asked, answered = zip(*[run.letters(client)[t] for client in NAMES], strict=True)
+        down = [size(ask["broadcast"], ask["each"]) for ask in asked]
+        up = [size(answer["reply"]) for answer in answered]
+        assert run.found.history[t].bytes_down == sum(down) > 0
+        assert run.found.history[t].bytes_up == sum(up) > 0
+        assert len(set(down)) == len(set(up)) == 1  # the same to and from everybody
+    for t in range(exchanges, ROUNDS):
+        assert (run.found.history[t].bytes_down, run.found.history[t].bytes_up) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_beside_those_bytes_there_is_only_the_key_and_a_few_words(name, runs):
+    for client in NAMES:
+        for ask, answer in runs[name].letters(client):
+            assert size(ask["key"]) == 8
+            for content in (ask, answer):
+                arrays = content.array_records.values()
+                words = sum(len(k) + len(v) for r in content.config_records.values() for k, v in r.items())
+                assert words < 300
+                framing = 300 * sum(map(len, arrays)) + 100
+                on_the_wire = len(recorddict_to_proto(content).SerializeToString())
+                assert on_the_wire <= size(*arrays) + words + framing
+
+
+def test_models_travel_once_however_many_clients_there_are(runs):
+    ask, answer = runs["ifca"].letters(NAMES[0])[0]
+    assert size(ask["broadcast"]) == 3 * (2 * 6 * 4 + 4)  # restarts x (models, round)
+    assert size(answer["reply"]) == 3 * (6 * 4 + 4 + 4)  # restarts x (model, loss, cluster)
+
+
+# -- what never does --------------------------------------------------------------------------------------
+
+
+def rows():
+    """The examples of all clients, each as the bytes it would have in a message."""
+    for shards in (DATA.train, DATA.test):
+        for x, _ in shards:
+            for row in x:
+                for form in (row, row.astype(np.float64), row[::-1]):
+                    yield np.ascontiguousarray(form).tobytes()
+                yield row[:2].tobytes()
+            for column in x.T:
+                yield np.ascontiguousarray(column)[:2].tobytes()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_example_of_any_client_is_in_any_message(name, runs):
+    whole = b"".join(recorddict_to_proto(content).SerializeToString() for _, content in runs[name].contents())
+    assert len(whole) > 1000
+    for row in rows():
+        assert row not in whole
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_target_of_any_client_is_in_any_array(name, runs):
+    targets = np.concatenate([y for shards in (DATA.train, DATA.test) for _, y in shards])
+    for _, content in runs[name].contents():
+        for record in content.array_records.values():
+            for array in record.values():
+                assert not np.isin(array.numpy(), targets).any()
+
+
+def varint(number):
+    out = b""
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_client_hears_of_another(name, runs):
+    run = runs[name]
+    own = dict(zip(NAMES, NODES, strict=True))
+    for client, node in run.nodes.items():
+        for message in node.heard:
+            whole = recorddict_to_proto(message.content).SerializeToString()
+            whole += message.metadata.group_id.encode()
+            for other in NAMES:
+                assert other == client or other.encode() not in whole
+                for form in (str(own[other]).encode(), varint(own[other]), own[other].to_bytes(8, "little")):
+                    assert form not in whole
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_are_sent_the_same_but_for_what_is_their_own(name, runs):
+    for letters in zip(*[runs[name].letters(client) for client in NAMES], strict=True):
+        asks = [carried_over(ask) for ask, _ in letters]
+        assert [ask["ask"].pop("client") for ask in asks] == NAMES
+        own = [ask.pop("each") for ask in asks]
+        assert len({recorddict_to_proto(ask).SerializeToString() for ask in asks}) == 1
+        assert all(len(each) == 0 for each in own) or name == "local" or "*" in own[0]
+
+
+def test_the_model_that_a_local_client_gets_back_is_its_own(runs):
+    run = runs["local"]
+    for position, client in enumerate(NAMES):
+        (_, answer), (evaluation, _) = run.letters(client)
+        mine = answer["reply"][f"value:{WEIGHT}"].numpy()
+        kept = jax.tree.leaves(run.found.models)[0][position]
+        np.testing.assert_array_equal(mine, kept)
+        assert evaluation["each"]["*"].numpy() == position
+
+
+# -- how often --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_there_is_one_exchange_per_round_and_a_last_one(name, runs):
+    run = runs[name]
+    assert run.fit_asks == (1 if name == "local" else ROUNDS + 1)
+    kinds = [kind for kind, _ in run.grid.exchanges]
+    assert kinds.count("query.hello") == 1 and kinds[0] == "query.hello"
+    assert set(kinds) == {"query.hello", "query.ask"}
+    for _, nodes in run.grid.exchanges:
+        assert nodes == sorted(NODES)
+
+
+@pytest.mark.parametrize("name", ["ifca", "global"])
+def test_the_tasks_of_a_run_come_in_order(name, runs):
+    for client in NAMES:
+        asked = [ask["ask"]["task"] for ask, _ in runs[name].letters(client)]
+        assert asked == ["choose_and_train"] * ROUNDS + ["losses", "evaluate"]
+
+
+def test_restarts_share_the_exchange(runs):
+    for ask, answer in runs["ifca"].letters(NAMES[0])[: ROUNDS + 1]:
+        assert ask["ask"]["replicas"] == "3"
+        for array in (*ask["broadcast"].values(), *answer["reply"].values()):
+            assert array.numpy().shape[0] == 3
+
+
+def test_only_the_participants_of_a_round_are_asked():
+    grid = InProcessGrid([app_of(LEARNER, DATA.train[[i]]) for i in range(CLIENTS)])
+    federation = FlowerFederation(grid, min_clients=CLIENTS, poll=0.001)
+    found = ct.Global(rounds=ROUNDS, participation=2).fit(federation, LEARNER, seed=5)
+    rounds = [nodes for kind, nodes in grid.exchanges if kind == "query.ask"][:-1]
+    assert [len(nodes) for nodes in rounds] == [2] * ROUNDS
+    assert [r.asked for r in found.history] == [r.answered for r in found.history] == [2] * ROUNDS
+    tokens = keys.tokens(NAMES)
+    for t, nodes in enumerate(rounds):
+        assert nodes == (1 + keys.participants(5, t, tokens, 2)).tolist()
+
+
+def test_a_clients_size_travels_only_where_it_counts():
+    for weight, told in (("clients", False), ("examples", True)):
+        grid = InProcessGrid([app_of(LEARNER, DATA.train[[i]]) for i in range(CLIENTS)])
+        federation = FlowerFederation(grid, min_clients=CLIENTS, poll=0.001)
+        ct.Global(rounds=1, weight=weight).fit(federation, LEARNER)
+        for node in grid.nodes.values():
+            assert ("weight" in node.said[1]["reply"]) == told
+            assert ("by_examples" in node.heard[1].content["broadcast"]) == told
+
+
+def test_a_key_of_its_own_for_every_round(runs):
+    sent = {tuple(ask["key"]["key"].numpy()) for ask, _ in runs["ifca"].letters(NAMES[0])[:ROUNDS]}
+    assert len(sent) == ROUNDS
+
+
+# -- what a client may be asked ---------------------------------------------------------------------------
+
+
+def everything(learner, broadcast, each, shard, key):
+    """A task that no client should carry out unless it knows it."""
+    return Reply(report={"examples": shard.x})
+
+
+def test_a_client_does_nothing_that_it_does_not_know_by_name():
+    grid = InProcessGrid([app_of(LEARNER, DATA.train[[i]]) for i in range(2)])
+    federation = FlowerFederation(grid, poll=0.001).with_learner(LEARNER)
+    with pytest.raises(FederationError, match=f"client '{NAMES[0]}' does not know the task 'everything'"):
+        federation.ask(everything)
+    assert all(set(content) == {"refusal"} for node in grid.nodes.values() for content in node.said[1:])
+
+
+def test_a_client_carries_out_a_task_that_it_was_taught():
+    def counted(learner, broadcast, each, shard, key):
+        return Reply(report={"total": shard.size * broadcast["times"]})
+
+    own = [Own(NAMES[i], DATA.train[[i]]) for i in range(2)]
+    apps = [client_app(lambda context, mine=mine: JaxClient(LEARNER, mine, others=[counted])) for mine in own]
+    federation = FlowerFederation(InProcessGrid(apps), poll=0.001).with_learner(LEARNER)
+    answers = federation.ask(counted, {"times": np.int32(2)})
+    assert answers.report["total"].tolist() == [18, 18]
+
+
+def an_ask(**other):
+    usual = {"client": "a", "task": "losses", "split": "train", "spec": DATA.train.spec, "replicas": None}
+    return wire.Ask(**(usual | other), key=np.zeros(2, np.uint32), broadcast={}, each={})
+
+
+@pytest.mark.parametrize("split", ["test", "all", "../train"])
+def test_a_client_gives_no_other_examples_than_it_has_for_that_split(split):
+    client = JaxClient(LEARNER, Own("a", DATA.train[[0]]))
+    ask = an_ask(split=split)
+    with pytest.raises(DataError, match=f"client 'a' has no {split} examples"):
+        client.carry_out(ask)
+
+
+def test_a_client_refuses_an_ask_about_other_examples():
+    client = JaxClient(LEARNER, Own("a", DATA.train[[0]]))
+    other = dataclasses.replace(DATA.train.spec, x_shape=(4,))
+    with pytest.raises(DataError, match="client 'a' has examples of"):
+        client.carry_out(an_ask(spec=other))

@@ -1,0 +1,233 @@
+"""What a node holds, as its SuperNode was told: files, or a client of the experiment's data set."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from in_process import InProcessGrid
+from safetensors.numpy import save_file
+
+from coterie.errors import ConfigError, CoterieError, DataError, FederationError
+from coterie.federation.flower import FlowerFederation
+from coterie.flower import client_for
+from coterie.flower.node import own_data
+from coterie.run.config import Experiment
+
+FILES = Experiment.read({"data": {"name": "nodes"}})
+EXPERIMENT = Experiment.read({"data": {"name": "mixed-regression", "clients": 4, "dim": 3, "examples": 6}})
+DIGITS = Experiment.read({"data": {"name": "rotated-digits", "clients": 8, "unseen": 0}})
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+Y = np.array([0.5, 1.5, -2.0, 3.0], np.float32)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """One file of each kind, good and bad."""
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=Y)
+    frame.to_csv(tmp_path / "good.csv", index=False)
+    frame.to_parquet(tmp_path / "good.parquet")
+    np.savez(tmp_path / "good.npz", x=X, y=Y)
+    save_file({"x": X, "y": Y}, tmp_path / "good.safetensors")
+    frame[::2].to_csv(tmp_path / "test.csv", index=False)
+    frame.assign(city="Bern").to_csv(tmp_path / "text.csv", index=False)
+    frame.assign(a=np.nan).to_csv(tmp_path / "gaps.csv", index=False)
+    frame.assign(y=[0, 1, 2, 1]).to_csv(tmp_path / "labels.csv", index=False)
+    (tmp_path / "notes.txt").write_text("notes")
+    np.savez(tmp_path / "pickle.npz", x=X, y=np.array([{}] * 4, object))
+    return tmp_path
+
+
+def sentence(config, experiment, kind=CoterieError):
+    with pytest.raises(kind) as raised:
+        own_data(config, experiment)
+    message = str(raised.value)
+    assert message.endswith(".") and "\n" not in message
+    return message
+
+
+def grid_of(folder, experiment, configs):
+    (folder / "experiment.toml").write_text(experiment.to_toml())
+    app = client_for(folder / "experiment.toml")
+    return InProcessGrid([app] * len(configs), configs)
+
+
+def ids(grid, **terms):
+    return FlowerFederation(grid, **({"min_clients": 2, "wait": 0.2, "poll": 0.01} | terms)).ids.tolist()
+
+
+# -- a file of its own ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["good.csv", "good.parquet", "good.npz", "good.safetensors"])
+def test_a_node_holds_what_is_in_its_file(name, files):
+    own = own_data({"client-id": "hospital", "data": str(files / name)}, FILES)
+    assert own.id == "hospital" and own.train.ids.tolist() == ["hospital"] and own.test is None
+    x, y = own.train.client(0)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+
+
+def test_a_node_may_hold_out_examples_in_another_file(files):
+    config = {"client-id": "h", "data": str(files / "good.npz"), "test-data": str(files / "test.csv")}
+    own = own_data(config, FILES)
+    np.testing.assert_array_equal(own.test.client(0)[1], Y[::2])
+    np.testing.assert_array_equal(own.train.client(0)[1], Y)
+
+
+def test_the_target_may_have_another_name(files):
+    config = {"client-id": "h", "data": str(files / "good.csv")}
+    renamed = Experiment.read({"data": {"name": "nodes", "target": "b"}})
+    for own in (own_data({**config, "target": "b"}, FILES), own_data(config, renamed)):
+        np.testing.assert_array_equal(own.train.client(0)[1], X[:, 1])
+        np.testing.assert_array_equal(own.train.client(0)[0], np.stack([X[:, 0], X[:, 2], Y], axis=1))
+    # what a node says of its own file goes before what the experiment says of all
+    np.testing.assert_array_equal(own_data({**config, "target": "y"}, renamed).train.client(0)[1], Y)
+
+
+def test_the_number_of_classes_is_the_experiments(files):
+    config = {"client-id": "h", "data": str(files / "labels.csv"), "test-data": str(files / "labels.csv")}
+    assert own_data(config, FILES).train.spec.classes == 3
+    own = own_data(config, Experiment.read({"data": {"name": "nodes", "classes": 10}}))
+    assert own.train.spec.classes == own.test.spec.classes == 10
+    fewer = Experiment.read({"data": {"name": "nodes", "classes": 2}})
+    assert "label 2 is outside the classes 0 to 1" in sentence(config, fewer, DataError)
+
+
+def test_classes_of_real_targets_are_refused(files):
+    config = {"client-id": "h", "data": str(files / "good.csv")}
+    message = sentence(config, Experiment.read({"data": {"name": "nodes", "classes": 3}}), DataError)
+    assert "classes=3 is given but the targets are float32" in message
+
+
+def test_a_number_may_be_a_name(files):
+    assert own_data({"client-id": 7, "data": str(files / "good.csv")}, FILES).id == "7"
+
+
+@pytest.mark.parametrize(
+    "config, what",
+    [
+        ({"data": "a.csv"}, "does not say whose data it holds"),
+        ({"client-id": "h"}, "does not say what data it holds"),
+        ({}, "does not say what data it holds"),
+        ({"partition-id": 0}, "does not say what data it holds"),
+    ],
+)
+def test_a_node_with_a_file_says_which_and_whose(config, what):
+    message = sentence(config, FILES, ConfigError)
+    assert what in message and "--node-config" in message and "client-id=" in message and "data=" in message
+
+
+def test_a_file_where_the_experiment_is_about_something_else_is_refused(files):
+    config = {"client-id": "h", "data": str(files / "good.csv"), "partition-id": 1}
+    message = sentence(config, EXPERIMENT, ConfigError)
+    assert "the experiment is about mixed-regression" in message and 'name = "nodes"' in message
+
+
+def test_data_that_is_with_the_nodes_cannot_be_simulated():
+    with pytest.raises(DataError, match="the data of this experiment is with the nodes"):
+        FILES.make_data()
+
+
+BAD_FILES = {
+    "another kind": ({"data": "notes.txt"}, "notes.txt is not a file of examples"),
+    "not there": ({"data": "gone.csv"}, "gone.csv cannot be read"),
+    "no such column": ({"data": "good.csv", "target": "z"}, "has no column 'z'; its columns are a, b, c, y"),
+    "no such array": ({"data": "good.npz", "target": "z"}, "has no array 'z'; its arrays are x, y"),
+    "text": ({"data": "text.csv"}, "column 'city' holds"),
+    "gaps": ({"data": "gaps.csv"}, "client h: features of example 0 contain nan"),
+    "a pickle": ({"data": "pickle.npz"}, "pickle.npz cannot be read"),
+    "held-out examples not there": ({"data": "good.csv", "test-data": "gone.npz"}, "gone.npz cannot be read"),
+}
+
+
+def bad(kind, files):
+    names, what = BAD_FILES[kind]
+    paths = {key: value if key == "target" else str(files / value) for key, value in names.items()}
+    return {"client-id": "h", **paths}, what
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_file_that_cannot_be_used_is_named(kind, files):
+    config, what = bad(kind, files)
+    assert what in sentence(config, FILES, DataError)
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_the_sentence_reaches_the_server(kind, files):
+    config, what = bad(kind, files)
+    good = {"client-id": "good", "data": str(files / "good.csv")}
+    with pytest.raises(FederationError) as raised:
+        ids(grid_of(files, FILES, [good, config]))
+    message = str(raised.value)
+    assert "only 1 of the 2 clients" in message and what in message
+    assert message.endswith(".") and "\n" not in message
+    assert ids(grid_of(files, FILES, [good, config]), min_clients=1) == ["good"]
+
+
+def test_labels_where_others_have_real_targets_are_told_of(files):
+    configs = [
+        {"client-id": name, "data": str(files / file)}
+        for name, file in (("one", "good.csv"), ("two", "labels.csv"))
+    ]
+    with pytest.raises(FederationError, match=r"client 'two' has examples of .* with class labels"):
+        ids(grid_of(files, FILES, configs))
+
+
+def test_nodes_with_files_of_different_kinds_are_clients_of_one_federation(files):
+    names = ("good.csv", "good.parquet", "good.npz", "good.safetensors")
+    configs = [{"client-id": name, "data": str(files / name)} for name in names]
+    assert ids(grid_of(files, FILES, configs), min_clients=4) == sorted(names)
+
+
+# -- a client of the experiment's data set ----------------------------------------------------------------
+
+
+def test_a_partition_is_that_client_of_the_data_set():
+    data = EXPERIMENT.make_data()
+    own = own_data({"partition-id": 2, "num-partitions": 4}, EXPERIMENT)
+    assert own.id == "2"
+    for mine, theirs in ((own.train, data.train), (own.test, data.test)):
+        np.testing.assert_array_equal(mine.client(0)[0], theirs.client(2)[0])
+        np.testing.assert_array_equal(mine.client(0)[1], theirs.client(2)[1])
+
+
+def test_partitions_agree_on_the_number_of_classes():
+    specs = {own_data({"partition-id": i}, DIGITS).train.spec for i in (0, 5)}
+    assert len(specs) == 1 and specs.pop().classes == 10
+
+
+def test_a_partition_may_have_a_name_of_its_own():
+    own = own_data({"partition-id": 0, "client-id": "hospital"}, EXPERIMENT)
+    assert own.id == "hospital"
+
+
+@pytest.mark.parametrize("position", [-1, 4, 100, "1", 1.0])
+def test_a_partition_that_is_not_there_is_named(position):
+    message = sentence({"partition-id": position}, EXPERIMENT, ConfigError)
+    assert f"partition-id={position}" in message and "4 clients" in message
+    assert "give a number from 0 to 3" in message
+
+
+@pytest.mark.parametrize("config", [{}, {"client-id": "a"}, {"partition_id": 1}])
+def test_a_node_that_does_not_say_which_client_it_is_is_told_what_to_say(config):
+    message = sentence(config, EXPERIMENT, ConfigError)
+    assert "--node-config 'partition-id=0'" in message
+
+
+def test_what_is_wrong_with_the_configuration_of_nodes_reaches_the_server(tmp_path):
+    configs = [{}, {"partition-id": 9}, {"data": "a.csv"}, {"partition-id": 1}]
+    with pytest.raises(FederationError) as raised:
+        ids(grid_of(tmp_path, EXPERIMENT, configs), min_clients=4)
+    message = str(raised.value)
+    assert "only 1 of the 4 clients" in message
+    for what in ("does not say which client", "partition-id=9 is not among", "has a file of its own"):
+        assert what in message
+    assert "\n" not in message
+
+
+def test_an_experiment_that_a_node_cannot_read_reaches_the_server(tmp_path):
+    (tmp_path / "broken.toml").write_text("[data")
+    gone, broken = client_for(tmp_path / "gone.toml"), client_for(tmp_path / "broken.toml")
+    with pytest.raises(FederationError) as raised:
+        ids(InProcessGrid([gone, broken], [{"partition-id": 0}, {"partition-id": 1}]), min_clients=1)
+    assert "gone.toml cannot be read" in str(raised.value)
+    assert "broken.toml is not valid TOML" in str(raised.value)
