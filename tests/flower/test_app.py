@@ -158,7 +158,7 @@ def test_the_report_of_a_run_can_be_written(finished):
 
 def test_a_report_can_be_written_though_clients_joined_late_and_were_missing(file, tmp_path):
     terms = "flower.min_clients=3 flower.min_replies=1 algorithm.participation=1.0 algorithm.rounds=5"
-    config = {"out": str(tmp_path / "run"), "set": f"{terms} 'baselines=[\"local\"]'"}
+    config = {"out": str(tmp_path / "run"), "set": f'{terms} baselines=["local"]'}
     grid = grid_for(file, config)
     grid.nodes[5].online = grid.nodes[4].online = False
 
@@ -182,7 +182,7 @@ def test_a_report_can_be_written_though_clients_joined_late_and_were_missing(fil
 
 
 def test_the_rounds_are_shown_with_who_was_left_out(file, tmp_path, capsys):
-    config = {"out": str(tmp_path / "run"), "set": "'baselines=[]' algorithm.participation=1.0"}
+    config = {"out": str(tmp_path / "run"), "set": "baselines=[] algorithm.participation=1.0"}
     grid = grid_for(file, config)
 
     def fails(content):
@@ -260,7 +260,7 @@ def test_set_reaches_both_sides(tmp_path):
 
 @pytest.mark.parametrize("setting", ["flower.max_norm=Infinity", "flower.wait=Infinity"])
 def test_a_server_may_be_told_to_have_no_limit(setting, file, tmp_path):
-    run(file, tmp_path, set=f"'baselines=[]' {setting}")
+    run(file, tmp_path, set=f"baselines=[] {setting}")
     assert RunFolder(tmp_path).finished
     write_report(tmp_path)
 
@@ -274,7 +274,7 @@ BAD = {
         "algorithm.name: there is no 'magic'",
     ),
     "no setting": ({"set": "faster"}, ConfigError, "a setting is given as KEY=VALUE"),
-    "an open quote": ({"set": "local.lr='0.1"}, ConfigError, "quot"),
+    "an open quote": ({"set": "local.lr='0.1"}, ConfigError, "local.lr: input should be a valid number"),
     "impossible terms": ({"set": "flower.deadline=0"}, SettingError, "deadline must be positive"),
     "too many clusters": (
         {"set": "algorithm.k=6"},
@@ -315,11 +315,15 @@ def test_a_node_that_cannot_understand_the_settings_says_so(file, tmp_path):
         serve(file, grid, config)
 
 
-def test_another_experiments_folder_is_left_alone(finished, file):
+@pytest.mark.parametrize(
+    "setting, unlike",
+    [("seed=4", "its seed is 3, here it is 4"), ("data.dim=4", "its data.dim is 3, here it is 4")],
+)
+def test_another_experiments_folder_is_left_alone(setting, unlike, finished, file):
     out, _ = finished
     before = (out / "clustering.json").read_bytes()
-    with pytest.raises(RunFolderError, match="its seed is 3, here it is 4"):
-        run(file, out, set="seed=4")
+    with pytest.raises(RunFolderError, match=unlike):
+        run(file, out, set=f"{setting} flower.wait=1")
     assert (out / "clustering.json").read_bytes() == before
 
 
@@ -338,7 +342,7 @@ def test_a_finished_run_is_not_run_again(finished, file, capsys):
 
 
 def test_a_finished_run_is_replaced_when_that_is_wanted(file, tmp_path):
-    settings = "'baselines=[]' algorithm.rounds=2"
+    settings = "baselines=[] algorithm.rounds=2"
     first = run(file, tmp_path, set=settings)
     again = run(file, tmp_path, set=f"{settings} seed=4", overwrite=True)
     assert first.asks() == again.asks() > 0

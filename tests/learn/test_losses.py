@@ -88,3 +88,9 @@ def test_an_unknown_name_lists_the_choices():
     assert str(raised.value) == (
         "unknown loss 'hinge': choose one of cross_entropy, squared, half_squared or give a function."
     )
+
+
+@pytest.mark.parametrize("size", [1e3, 1e8, 3e38])
+def test_large_outputs_do_not_lose_the_loss(size):
+    outputs = np.full((2, 10), size, np.float32)
+    np.testing.assert_allclose(cross_entropy(outputs, np.array([0, 9])), [np.log(10)] * 2, rtol=1e-6)

@@ -27,6 +27,13 @@ IMAGE = Spec((8, 8), "float32", (), "int32", 10)
 KEYS = jax.random.split(jax.random.key(0), (2, 3))
 
 
+@pytest.fixture(autouse=True)
+def full_precision():
+    """JAX on a GPU multiplies in fewer bits unless it is told."""
+    with jax.default_matmul_precision("float32"):
+        yield
+
+
 def pair():
     """The same network in PyTorch and in JAX, and the same parameters for both."""
     ours = ct.models.MLP(hidden=(16,), outputs=10)
@@ -154,13 +161,17 @@ def test_a_whole_simulation():
         np.testing.assert_allclose(found.models[name], array, rtol=1e-5, atol=1e-5)
 
 
+def test_a_module_for_a_client():
+    assert isinstance(TorchModel("torch_nets:MLP").module(), MLP)
+    assert TorchModel(MLP).module() is not TorchModel(MLP).module()
+
+
 def test_equal_models_are_one_to_the_compiler():
     assert TorchModel(MLP) == TorchModel(MLP) != TorchModel(ConvNet)
     assert hash(TorchModel("torch_nets:MLP")) == hash(TorchModel("torch_nets:MLP"))
 
 
-def test_it_is_a_part_that_can_be_written_down(monkeypatch, tmp_path):
-    monkeypatch.setitem(registry.PARTS["model"], "torch", "coterie.torch.model:TorchModel")
+def test_it_is_a_part_that_can_be_written_down(tmp_path):
     model = registry.build("model", "torch", {"make": "torch_nets:MLP"})
     assert model == TorchModel("torch_nets:MLP")
     assert registry.describe("model", model) == {"name": "torch", "make": "torch_nets:MLP"}

@@ -126,7 +126,7 @@ class RoundAlgorithm(ABC):
         How many.
     participation
         Clients asked per round, drawn at random: all (1.0), a fraction of them (a float), or a number (an
-        int). Who is drawn depends on the seed, the round and the clients' ids alone.
+        int). Who is drawn, among those that are there, depends on the seed, the round and their ids alone.
     """
 
     rounds: int = 60
@@ -205,8 +205,11 @@ class RoundAlgorithm(ABC):
         count = self.participants(federation.clients)
         if count == federation.clients:
             return Step(numbers, each)
-        tokens = keys.tokens(federation.ids)
-        drawn = np.stack([keys.participants(seed, t, tokens, count) for t in range(first, last)])
+        here = federation.present()
+        if not len(here):
+            here = np.arange(federation.clients)  # to be waited for
+        tokens = keys.tokens(federation.ids[here])
+        drawn = np.stack([here[keys.participants(seed, t, tokens, count)] for t in range(first, last)])
         return Step(numbers, each, federation.select(drawn))
 
     def round_keys(self, key: Key[Array, ""]) -> Key[Array, " rounds"]:

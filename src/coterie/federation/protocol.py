@@ -103,6 +103,10 @@ class Federation(Protocol):
         """Let in clients that have joined since: they get positions behind those there are."""
         ...
 
+    def present(self) -> Int[np.ndarray, " present"]:
+        """Positions of the clients that can be asked now, as far as is known."""
+        ...
+
     def place(self, state: PyTree) -> PyTree:
         """The server's state where rounds leave it, so that the first one compiles as all others do."""
         ...

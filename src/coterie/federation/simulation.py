@@ -166,6 +166,9 @@ class Simulation:
     def admit(self) -> None:
         pass  # all clients are there from the beginning
 
+    def present(self) -> Int[np.ndarray, " present"]:
+        return np.arange(self.clients)
+
     def place(self, state: PyTree) -> PyTree:
         grid = self._settings.mesh
         return jax.device_put(state, self._device if grid is None else NamedSharding(grid, P()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -14,10 +14,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
+from coterie.data.shards import Shards
 from coterie.errors import ConfigError, CoterieError
-from coterie.federation.flower.client import Client, JaxClient, client_app
+from coterie.federation.flower.client import Client, JaxClient, Own, client_app
 from coterie.federation.flower.federation import FlowerFederation
 from coterie.flower.node import own_data
+from coterie.learn.learner import Learner
+from coterie.learn.local import SGD
 from coterie.run.config import Experiment, setting, with_options
 from coterie.run.execute import execute
 from coterie.run.folder import RunFolder
@@ -28,11 +31,9 @@ from coterie.run.tables import show_summary
 
 def experiment_of(file: Path, run: Mapping[str, Any]) -> Experiment:
     """The experiment in a file, with what `set` in the run's configuration says otherwise."""
-    try:
-        words = shlex.split(str(run.get("set", "")))
-    except ValueError as error:
-        raise ConfigError(f"set = {run['set']!r} cannot be read: {error}.") from error
-    options = map(setting, words)
+    # at blanks before KEY=, so that values may hold blanks and quotes themselves
+    words = re.split(r"\s+(?=[\w.]+=)", str(run.get("set", "")).strip())
+    options = map(setting, filter(None, words))
     return Experiment.read(with_options(Experiment.from_file(file), options))
 
 
@@ -42,9 +43,35 @@ def client_for(file: str | Path) -> ClientApp:
     def make(context: Context) -> Client:
         experiment = experiment_of(Path(file), context.run_config)
         own = own_data(context.node_config, experiment)
-        return JaxClient(experiment.decided(own.train.spec).make_learner(), own)
+        experiment = experiment.decided(own.train.spec)
+        assert experiment.model is not None
+        learner = experiment.make_learner()
+        return _torch_client(learner, own) if experiment.model["name"] == "torch" else JaxClient(learner, own)
 
     return client_app(make)
+
+
+def _torch_client(learner: Learner, own: Own) -> Client:
+    """A client that trains the module itself, in PyTorch."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from coterie.torch import TorchClient, TorchModel
+
+    assert isinstance(learner.model, TorchModel) and isinstance(learner.local, SGD)
+
+    def examples(shards: Shards | None) -> TensorDataset | None:
+        return None if shards is None else TensorDataset(*map(torch.tensor, shards.client(0)))
+
+    return TorchClient(
+        own.id,
+        learner.model.module(),
+        examples(own.train),
+        test=examples(own.test),
+        loss=learner.loss,
+        local=learner.local,
+        classes=own.train.spec.classes,
+    )
 
 
 def server_for(file: str | Path) -> ServerApp:

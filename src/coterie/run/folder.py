@@ -74,12 +74,7 @@ class RunFolder:
         if overwrite:
             self._clear()
         if self.exists:
-            unlike = difference(self.experiment(), experiment)
-            if unlike:
-                raise RunFolderError(
-                    f"{self.path} belongs to another experiment: {unlike}. "
-                    "Choose another --out, or replace it with --overwrite."
-                )
+            self.check(experiment)
             if not resume:
                 raise RunFolderError(
                     f"{self.path} already holds this run: "
@@ -92,6 +87,15 @@ class RunFolder:
             )
         else:
             storage.write_text(self.path / EXPERIMENT, experiment.to_toml())
+
+    def check(self, experiment: Experiment) -> None:
+        """See that the run in the folder is of this experiment."""
+        unlike = difference(self.experiment(), experiment)
+        if unlike:
+            raise RunFolderError(
+                f"{self.path} belongs to another experiment: {unlike}. "
+                "Choose another --out, or replace it with --overwrite."
+            )
 
     def _clear(self) -> None:
         """Remove what a run has written, and nothing else."""

@@ -51,6 +51,20 @@ class TorchModel:
                 f"make must be a function that makes a module, or its name, not {self.make!r}."
             )
 
+    def module(self) -> nn.Module:
+        """A new module."""
+        make, name = _found(self.make), _name(self.make)
+        try:
+            made = make()
+        except TypeError as error:
+            raise SettingError(
+                f"{name} cannot make a module without being told more ({error}): give a function that needs "
+                "no arguments, such as functools.partial(Net, ...)."
+            ) from error
+        if not isinstance(made, nn.Module):
+            raise SettingError(f"{name} makes a {type(made).__name__}, not a torch.nn.Module.")
+        return made
+
     def init(self, key: Any, x: Any) -> Params:
         """The weights that PyTorch draws for a key."""
         run = _Run(self, x.shape[1:], jnp.dtype(x.dtype).name)
@@ -79,16 +93,7 @@ class _Run:
         return _float32((examples, *_made(self)[1]))
 
     def new(self) -> nn.Module:
-        make = _found(self.model.make)
-        try:
-            module = make()
-        except TypeError as error:
-            raise SettingError(
-                f"{_name(make)} cannot make a module without being told more ({error}): give a function that "
-                "needs no arguments, such as functools.partial(Net, ...)."
-            ) from error
-        if not isinstance(module, nn.Module):
-            raise SettingError(f"{_name(make)} makes a {type(module).__name__}, not a torch.nn.Module.")
+        module = self.model.module()
         modules.materialise(module, self.blank())
         return module.eval()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -25,7 +26,8 @@ def seeded(seed: int, generators: Iterable[torch.Generator] = ()) -> Iterator[No
     The generator of PyTorch belongs to the whole process and a module holds one set of weights, while JAX
     calls back from several threads: hence one use at a time.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else range(0)
+    cuda: Any = torch.cuda  # not all of it is annotated
+    devices = range(cuda.device_count()) if cuda.is_initialized() else range(0)
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=list(devices)), ExitStack() as after:
         torch.manual_seed(seed)
         for generator in generators:

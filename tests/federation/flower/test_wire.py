@@ -193,6 +193,18 @@ def test_a_model_with_two_arrays_of_one_name_is_refused():
 # -- records ----------------------------------------------------------------------------------------------
 
 
+def npy(header, body=b""):
+    header = header.encode()
+    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body
+
+
+def saved(save, *args, **kwargs):
+    file = io.BytesIO()
+    save(file, *args, **kwargs)
+    return file.getvalue()
+
+
 def an_ask(**other):
     usual = {
         "client": "a",
@@ -240,6 +252,17 @@ def test_a_reply_survives_serialisation(arrays):
     same(wire.read_reply(carried_over(wire.reply_records(arrays))), arrays)
 
 
+@pytest.mark.parametrize("stored", [np.asfortranarray, lambda a: a.astype(">f4")])
+def test_arrays_may_be_stored_as_another_machine_likes_it(stored):
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    data = saved(np.save, stored(array))
+    record = ArrayRecord({"a": Array(dtype="float32", shape=(3, 4), stype="numpy.ndarray", data=data)})
+    read = wire.read_reply(carried_over(RecordDict({"reply": record})))
+    taken = wire.check_shapes(read, {"a": ((3, 4), np.dtype("float32"))})
+    np.testing.assert_array_equal(taken["a"], array)
+    assert taken["a"].dtype == np.dtype("float32") and taken["a"].dtype.isnative
+
+
 def test_arrays_that_are_not_contiguous_travel_too():
     turned = np.arange(12.0).reshape(3, 4).T[::2]
     read = wire.read_reply(carried_over(wire.reply_records({"a": turned})))
@@ -263,18 +286,6 @@ def test_a_refusal_is_read_as_its_sentence():
 # -- records that are not what they should be -------------------------------------------------------------
 
 
-def npy(header, body=b""):
-    header = header.encode()
-    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body
-
-
-def saved(save, *args, **kwargs):
-    file = io.BytesIO()
-    save(file, *args, **kwargs)
-    return file.getvalue()
-
-
 GOOD = saved(np.save, np.ones(3, np.float32))
 BYTES = {
     "none": b"",
@@ -282,6 +293,10 @@ BYTES = {
     "half a header": GOOD[:20],
     "something else": b"something else",
     "a pickle": saved(np.save, np.array([{}], object), allow_pickle=True),
+    "text": saved(np.save, np.array(["some", "text"])),
+    "complex numbers": saved(np.save, np.ones(3, complex)),
+    "dates": saved(np.save, np.array(["2024-01-01"], "datetime64[D]")),
+    "rows of a table": saved(np.save, np.zeros(3, [("a", "f4"), ("b", "i4")])),
     "a zip archive": saved(lambda file: zipfile.ZipFile(file, "w").close()),
     "a broken zip archive": b"PK\x03\x04 and so on",
     "an npz archive": saved(np.savez, x=np.ones(3)),

@@ -52,7 +52,7 @@ class FlowerFederation:
     def __init__(self, grid: Grid, **terms: Any) -> None:
         self._terms = Terms(**registry.validate_call("flower", Terms, terms))
         self._post = Post(grid, self._terms.poll)
-        self._roster = Roster(self._post, self._terms.min_clients, self._terms.wait)
+        self._roster = Roster(self._post, self._terms)
         self._learner: Learner | None = None
         self._split = "train"
 
@@ -97,6 +97,9 @@ class FlowerFederation:
 
     def admit(self) -> None:
         self._gathered.admit()
+
+    def present(self) -> Int[np.ndarray, " present"]:
+        return np.array([i for i in range(self.clients) if self._roster.node(i) is not None], np.int64)
 
     def place(self, state: PyTree) -> PyTree:
         return jax.tree.map(jnp.asarray, state)

@@ -23,6 +23,7 @@ from coterie.learn.tasks import Reply
 from coterie.models import stacked
 
 NOT_FINITE = "NaN or infinity in its reply"
+MAX_WEIGHT = 2.0**31  # more examples than anybody holds; sums of such weights are still numbers
 
 
 class Replies:
@@ -76,7 +77,9 @@ class Replies:
         `nodes` has the node of each client that can be asked, by its index among those to ask, and `names`
         the ids of all of these.
         """
+        # one record for all: what is equal for everybody is kept, and sent to the SuperLink, once
         broadcast = wire.flatten(self._broadcast, self._model)
+        shared = wire.to_record(broadcast)
         words = np.asarray(jax.random.key_data(key))
         return {
             node: wire.Ask(
@@ -88,7 +91,7 @@ class Replies:
                 key=words,
                 broadcast=broadcast,
                 each=wire.flatten(stacked.take(self._each, index), self._model),
-            ).records()
+            ).records(shared)
             for index, node in nodes.items()
         }
 
@@ -143,8 +146,8 @@ class Replies:
                 faults.append(f"norm {norms[r]:.3g} of its reply is above {self._max_norm:g}")
             elif not 0 <= cluster[r] < clusters:
                 faults.append(f"it names a cluster {cluster[r]} that does not exist")
-            elif weight[r] < 0:
-                faults.append("its weight is negative")
+            elif not 0 <= weight[r] <= MAX_WEIGHT:
+                faults.append(f"its weight {weight[r]:g} is not a number of examples")
             else:
                 faults.append(None)
         return faults

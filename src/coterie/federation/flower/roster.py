@@ -16,9 +16,10 @@ from coterie.data.shards import Spec
 from coterie.errors import FederationError
 from coterie.federation.flower import wire
 from coterie.federation.flower.post import Post
+from coterie.federation.terms import Terms
 
 logger = logging.getLogger(__name__)
-GREETING = 60.0  # seconds a node has to introduce itself before it is greeted again
+AGAIN = 60.0  # seconds until a node that cannot take part as it is is greeted again
 
 
 @dataclass
@@ -31,8 +32,7 @@ class Roster:
     """
 
     post: Post
-    min_clients: int
-    wait: float
+    terms: Terms
     ids: list[str] = field(default_factory=list)
     spec: Spec | None = None
     begun: bool = False
@@ -76,15 +76,16 @@ class Roster:
         """Greet nodes that we do not know, and after a while again those that cannot take part so."""
         now = time.monotonic()
         usable = {node for node, known in self._known.items() if self._misfit(known) is None}
+        silent = set(self._greeted.values())  # it may have a lot of data to read
         strangers = {
             node: RecordDict()
             for node in self._here - usable
-            if now - self._greeted_at.get(node, -np.inf) > GREETING
+            if now - self._greeted_at.get(node, -np.inf) > (self.terms.deadline if node in silent else AGAIN)
         }
         if strangers:
             self._greeted = {id_: node for id_, node in self._greeted.items() if node not in strangers}
             self._greeted_at |= dict.fromkeys(strangers, now)
-            self._greeted |= self.post.send(strangers, wire.HELLO, GREETING)
+            self._greeted |= self.post.send(strangers, wire.HELLO, 2 * self.terms.deadline)
 
     def _commonest(self) -> Spec | None:
         """What most of the nodes say that an example looks like, with as many classes as any of them has."""
@@ -131,12 +132,14 @@ class Roster:
             self.look()
             present = len(self._node_of)
             waited = time.monotonic() - began
-            if present >= self.min_clients and (not self._greeted or waited > min(GREETING, self.wait)):
+            enough = present >= self.terms.min_clients
+            if enough and (not self._greeted or waited > min(AGAIN, self.terms.wait)):
                 break
-            if waited > self.wait:
+            if waited > self.terms.wait:
                 raise FederationError(
-                    f"only {present} of the {self.min_clients} clients needed to begin were there after "
-                    f"{self.wait:g} s{self.complaints()}: start more SuperNodes, or lower min_clients."
+                    f"only {present} of the {self.terms.min_clients} clients needed to begin were there "
+                    f"after {self.terms.wait:g} s{self.complaints()}: start more SuperNodes, or lower "
+                    "min_clients."
                 )
             time.sleep(self.post.every)
         if not self.ids:

@@ -30,6 +30,7 @@ Arrays = dict[str, np.ndarray]
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 HELLO, ASK = "query.hello", "query.ask"  # the two types of message
 _ROOT = "*"
+MAX_CLASSES = 2**17  # beyond this, labels are more likely something else, and every model would be huge
 
 
 class Unreadable(Exception):
@@ -56,7 +57,7 @@ class Introduction:
         assert not isinstance(records, Unreadable)
         try:
             config = records.config_records["client"]
-            return cls(str(config["id"]), _spec_from(config["spec"]))
+            return cls(_name(str(config["id"])), _spec_from(config["spec"]))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise Unreadable(f"its introduction cannot be read: {error!r}") from error
 
@@ -74,7 +75,8 @@ class Ask:
     broadcast: Arrays
     each: Arrays
 
-    def records(self) -> RecordDict:
+    def records(self, broadcast: ArrayRecord | None = None) -> RecordDict:
+        """As it is sent; `broadcast` is the record of what everybody is sent, if it is made already."""
         words = {
             "client": self.client,
             "task": self.task,
@@ -87,7 +89,7 @@ class Ask:
             {
                 "ask": ConfigRecord(dict(words)),
                 "key": to_record({"key": self.key}),
-                "broadcast": to_record(self.broadcast),
+                "broadcast": to_record(self.broadcast) if broadcast is None else broadcast,
                 "each": to_record(self.each),
             }
         )
@@ -285,6 +287,13 @@ def _plain(where: str, leaf: Any) -> np.ndarray:
     return array
 
 
+def _name(text: str) -> str:
+    """A client's id from what somebody else has sent: it will be shown to people."""
+    if not text.strip() or not text.isprintable() or len(text) > 200:
+        raise ValueError(f"{text[:200]!r} is not a name")
+    return text
+
+
 def _spec_text(spec: Spec) -> str:
     return json.dumps(asdict(spec))
 
@@ -298,6 +307,6 @@ def _spec_from(text: Any) -> Spec:
     for dtype in (spec.x_dtype, spec.y_dtype):
         if not isinstance(dtype, str) or np.dtype(dtype).kind not in "fiub":
             raise ValueError(f"{dtype!r} is not a type of numbers")
-    if spec.classes is not None and (type(spec.classes) is not int or spec.classes < 1):
+    if spec.classes is not None and (type(spec.classes) is not int or not 1 <= spec.classes <= MAX_CLASSES):
         raise ValueError(f"{spec.classes!r} is not a number of classes")
     return spec
