@@ -45,3 +45,44 @@ def ifca(clients, thetas, gamma, tau, participants, decay=1.0, by_examples=False
                 thetas[j] = sums[j] / weights[j]
         losses.append(np.mean(seen))
     return thetas, assignments, losses
+
+
+def ifca_gradients(clients, thetas, gamma, participants, decay=1.0, by_examples=False, per_cluster=False):
+    """Algorithm 1 of the IFCA paper with option I: divided by the weight of all participants, as printed."""
+    thetas = thetas.copy()
+    for t, members in enumerate(participants):  # line 2
+        sums, weights = np.zeros_like(thetas), np.zeros(len(thetas))
+        for i in members:  # line 5
+            x, y = clients[i]
+            j = int(np.argmin([loss(theta, x, y) for theta in thetas]))  # line 6
+            w = len(y) if by_examples else 1
+            sums[j] += w * gradient(thetas[j], x, y)  # line 9
+            weights[j] += w
+        for j in range(len(thetas)):
+            whole = weights[j] if per_cluster else weights.sum()
+            if weights[j] > 0:
+                thetas[j] = thetas[j] - gamma * decay**t * sums[j] / whole  # line 14
+    return thetas
+
+
+def fedx(clients, thetas, eta, s, participants, by_examples=True, per_cluster=False):
+    """Phase 2 of the mixed-regression paper with FedAvg's local update, on the loss |y - X theta|^2 / 2n."""
+    thetas = thetas.copy()
+    for members in participants:  # line 4
+        each, weights, labels = [], [], []
+        for i in members:
+            x, y = clients[i]
+            z = int(np.argmin([np.linalg.norm(y - x @ theta) for theta in thetas]))  # line 6, (7)
+            local = thetas.copy()  # the client's theta_{i,t}: all k of them
+            for _ in range(s):  # line 8
+                local[z] = local[z] - eta * gradient(local[z], x, y) / 2
+            each.append(local)
+            weights.append(len(y) if by_examples else 1)
+            labels.append(z)
+        if not per_cluster:
+            thetas = np.average(each, axis=0, weights=weights)  # line 9: theta_t = sum of w_i theta_{i,t}
+            continue
+        for j in set(labels):
+            mine = [n for n, z in enumerate(labels) if z == j]
+            thetas[j] = np.average([each[n][j] for n in mine], axis=0, weights=[weights[n] for n in mine])
+    return thetas

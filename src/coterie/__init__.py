@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from coterie import data, errors, models
-from coterie.algorithms import IFCA, Global, Local
+from coterie.algorithms import IFCA, FedX, Global, Local
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
@@ -25,6 +25,7 @@ __all__ = [
     "SGD",
     "Clustering",
     "Evaluation",
+    "FedX",
     "Federated",
     "FlowerFederation",
     "Global",

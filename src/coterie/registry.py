@@ -21,6 +21,7 @@ from coterie.learn.learner import Learner
 PARTS: dict[str, dict[str, str]] = {
     "algorithm": {
         "ifca": "coterie.algorithms.alternating:IFCA",
+        "fedx": "coterie.algorithms.alternating:FedX",
         "global": "coterie.algorithms.baselines:Global",
         "local": "coterie.algorithms.baselines:Local",
     },

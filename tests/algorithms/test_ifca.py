@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from references import ifca
+from references import ifca, ifca_gradients
 
 import coterie as ct
 from coterie import keys
@@ -62,6 +63,66 @@ def test_agrees_with_the_paper_line_by_line(seed, participation, weight, decay):
     final = [[np.mean((y - x @ theta) ** 2) for theta in thetas] for x, y in clients_of(data)]
     np.testing.assert_array_equal(found.assignment, np.argmin(final, axis=1))
     np.testing.assert_allclose(found.losses, final, rtol=1e-3, atol=1e-4)
+
+
+def drawn_by(algorithm, data, seed):
+    tokens, count = keys.tokens(data.train.ids), algorithm.participants(len(data.train))
+    return [keys.participants(seed, t, tokens, count) for t in range(algorithm.rounds)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("normalise", [None, "all", "cluster"])
+@pytest.mark.parametrize(("participation", "weight"), [(1.0, "clients"), (0.5, "examples")])
+def test_gradient_averaging_agrees_with_the_paper_line_by_line(seed, normalise, participation, weight):
+    data = population(seed)
+    algorithm = ct.IFCA(
+        k=K,
+        rounds=8,
+        init=start(seed),
+        participation=participation,
+        weight=weight,
+        average="gradients",
+        normalise=normalise,
+    )
+    found = algorithm.fit(data.train, learner(lr=0.2, decay=0.9), seed=seed)
+    thetas = ifca_gradients(
+        clients_of(data),
+        start(seed).astype(float),
+        0.2,
+        drawn_by(algorithm, data, seed),
+        0.9,
+        weight == "examples",
+        normalise == "cluster",
+    )
+    np.testing.assert_allclose(matrix(found), thetas, rtol=1e-3, atol=1e-4)
+
+
+def test_one_full_step_is_the_same_by_gradients_and_by_models():
+    data = population()
+    for normalise in ("all", "cluster"):
+        settings = {"k": K, "rounds": 5, "init": start(), "normalise": normalise}
+        gradients = ct.IFCA(average="gradients", **settings).fit(data.train, learner())
+        models = ct.IFCA(average="models", **settings).fit(data.train, learner(steps=1))
+        np.testing.assert_allclose(matrix(gradients), matrix(models), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_random_batches_are_averaged_where_there_is_a_batch_size():
+    data, few = population(), learner(batch_size=2)
+    settings = {"k": K, "rounds": 1, "init": start(), "average": "gradients"}
+    one, other = (ct.IFCA(**settings).fit(data.train, few, seed=seed) for seed in (0, 1))
+    whole = ct.IFCA(**settings).fit(data.train, learner())
+    assert not np.allclose(matrix(one), matrix(other)) and not np.allclose(matrix(one), matrix(whole))
+
+
+def test_gradients_need_a_step_size_and_settings_a_meaning():
+    data = population()
+    adam = ct.Learner(ct.models.Linear(), "squared", ct.Optax(optax.adam(0.1), steps=1))
+    with pytest.raises(SettingError, match=r"needs a step size: give local=SGD\(lr"):
+        ct.IFCA(k=2, average="gradients").fit(data.train, adam)
+    with pytest.raises(SettingError, match="average must be 'models' or 'gradients', not 'both'"):
+        ct.IFCA(k=2, average="both").fit(data.train, learner())
+    with pytest.raises(SettingError, match="normalise must be 'cluster' or 'all', not 'none'"):
+        ct.IFCA(k=2, normalise="none").fit(data.train, learner())
 
 
 @pytest.mark.parametrize("seed", range(5))

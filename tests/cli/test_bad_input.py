@@ -52,7 +52,10 @@ def refused(*arguments):
         (["--set", "simulation.batch=0"], "batch must be 'auto' or a number of clients from 1 up, not 0."),
         (["--set", "simulation.drop=1"], "drop must be a probability below 1"),
         # names and keys that there are not
-        (["--algorithm", "afci"], "algorithm.name: there is no 'afci'; choose one of ifca, global, local."),
+        (
+            ["--algorithm", "afci"],
+            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, global, local.",
+        ),
         (["--data", "mnist"], "data.name: there is no 'mnist'; choose one of rotated-digits, "),
         (["--baselines", "lokal"], "baselines: there is no 'lokal'; choose one of ifca, "),
         (["--baselines", ""], "baselines: there is no ''; choose one of ifca, "),

@@ -105,6 +105,15 @@ def server_process(deployment):
     return None
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unmeasured():
+    """Coverage makes every start of a process far slower, and there are hundreds of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
+            patch.delenv(name)
+        yield
+
+
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory):
     """A SuperLink with TLS and three SuperNodes with keys."""
@@ -169,7 +178,7 @@ def test_a_node_without_a_registered_key_is_refused(secure, key):
 
 @pytest.mark.slow
 def test_two_of_six_nodes_are_killed_in_a_round_and_one_comes_back(tmp_path):
-    project = project_of(tmp_path / "study", clients=6, rounds=6)
+    project = project_of(tmp_path / "study", clients=6, rounds=5)
     out = project / "runs" / "faults"
     with Deployment(project, secure=False) as deployment:
         deployment.start()

@@ -208,7 +208,8 @@ def test_a_flax_like_model_is_evaluated_and_trained(loss):
     def client(learner, params, shard):
         trained = learner.train(params, shard, jax.random.key(0), jnp.asarray(0))
         accuracy = learner.shard_accuracy(params, shard)
-        return learner.shard_loss(params, shard), accuracy, learner.gradient(params, shard), trained
+        gradient = learner.gradient(params, shard, jax.random.key(0))
+        return learner.shard_loss(params, shard), accuracy, gradient, trained
 
     mean, accuracy, gradient, trained = client(
         learner, params, Shard(jnp.asarray(x), jnp.asarray(y), jnp.asarray(size))

@@ -265,7 +265,7 @@ def everything(learner, models, shard, key):
         "loss": learner.shard_loss(model, shard),
         "losses": learner.shard_losses(models, shard),
         "accuracy": learner.shard_accuracy(model, shard),
-        "gradient": learner.gradient(model, shard),
+        "gradient": learner.gradient(model, shard, key),
         "trained": learner.train(model, shard, key, jnp.asarray(3)),
     }
 

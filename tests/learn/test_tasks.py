@@ -56,8 +56,9 @@ def compiled(task, learner=LEARNER):
     return jax.jit(lambda *arguments: task(learner, *arguments))
 
 
-choose_and_train, train, losses, evaluate = map(
-    compiled, (tasks.choose_and_train, tasks.train, tasks.losses, tasks.evaluate)
+choose_and_train, choose_and_gradient, train, losses, evaluate = map(
+    compiled,
+    (tasks.choose_and_train, tasks.choose_and_gradient, tasks.train, tasks.losses, tasks.evaluate),
 )
 
 
@@ -138,6 +139,19 @@ def test_a_model_that_diverged_is_never_chosen():
         broken[diverged] = np.nan
         reply = choose_and_train(asked(broken), None, shard(x, y, size), KEY)
         assert reply.cluster != diverged and np.isfinite(reply.value).all()
+
+
+@given(st.integers(1, CAPACITY), st.integers(0, 10**6), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_choose_and_gradient_sends_the_gradient_of_the_model_of_lowest_loss(size, seed, by_examples):
+    x, y, models, _ = problem(seed=seed)
+    reply = choose_and_gradient(asked(models, 0, by_examples), None, shard(x, y, size), KEY)
+    each = [loss_of(theta, x, y, size) for theta in models]
+    best = int(np.argmin(each))
+    assert reply.cluster == best and reply.weight == (size if by_examples else 1)
+    assert reply.report["loss"] == pytest.approx(each[best], rel=1e-4, abs=1e-6)
+    stepped = trained(models[best], x, y, size, 1.0, steps=1)
+    np.testing.assert_allclose(models[best] - reply.value, stepped, rtol=1e-4, atol=1e-4)
 
 
 def test_train_improves_the_clients_own_model():

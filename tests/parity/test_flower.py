@@ -16,6 +16,8 @@ ALGORITHMS = {
     "ifca": ct.IFCA(k=2, rounds=4, n_init=3),
     "ifca, some clients": ct.IFCA(k=2, rounds=4, n_init=2, participation=0.5),
     "ifca, by examples": ct.IFCA(k=2, rounds=3, n_init=1, weight="examples"),
+    "ifca, gradients": ct.IFCA(k=2, rounds=3, n_init=2, average="gradients"),
+    "fedx": ct.FedX(k=2, rounds=3, n_init=2),
     "global": ct.Global(rounds=3),
     "local": ct.Local(rounds=3),
     "local, some clients": ct.Local(rounds=4, participation=0.5),
@@ -41,8 +43,11 @@ def grid_of(data, learner):
     return InProcessGrid([app(i) for i in range(len(data.train))])
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("name", ALGORITHMS)
+# a network takes far longer to compile than to train: two stand for the others there
+CASES = [(name, "regression") for name in ALGORITHMS] + [("ifca", "digits"), ("local", "digits")]
+
+
+@pytest.mark.parametrize("name, problem", CASES)
 def test_flower_and_simulation_agree(name, problem):
     data, learner = PROBLEMS[problem]
     algorithm = ALGORITHMS[name]

@@ -1,5 +1,5 @@
 """How replies become models."""
 
-from coterie.aggregate.mean import Mean, Sums
+from coterie.aggregate.mean import Mean, Normalise, Sums
 
-__all__ = ["Mean", "Sums"]
+__all__ = ["Mean", "Normalise", "Sums"]

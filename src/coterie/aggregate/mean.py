@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -13,24 +13,42 @@ from jaxtyping import Array, Bool, Float, PyTree
 from coterie.learn.tasks import Reply
 from coterie.models import stacked
 
+Normalise = Literal["cluster", "all"]
+
 
 class Sums(eqx.Module):
-    """Sums by cluster, and the weight that went into each."""
+    """Sums by cluster, and the weight that went into each.
+
+    They are normalised by the weight of the cluster's own clients, or of all clients together: then a small
+    cluster moves by a small step. A cluster that nobody contributed to stays as it is either way.
+    """
 
     total: PyTree  # leading axis k
     weight: Float[Array, " k"]
 
-    def mean(self, otherwise: PyTree) -> PyTree:
-        """total / weight; a cluster that nobody contributed to takes its entry of `otherwise`."""
-        some = self.weight > 0
-        by = jnp.where(some, self.weight, 1)
+    def mean(self, old: PyTree, normalise: Normalise = "cluster") -> PyTree:
+        """old + sum of w (value - old) / W: the mean of the values, where W is the cluster's weight."""
+        own, by = self._weights(normalise)
+
+        def moved(total: Array, before: Array) -> Array:
+            stays = stacked.expand(1 - own / by, total) * before
+            new = total / stacked.expand(by, total) + (0 if normalise == "cluster" else stays)
+            return jnp.where(stacked.expand(own > 0, total), new.astype(before.dtype), before)
+
+        return jax.tree.map(moved, self.total, old)
+
+    def descent(self, old: PyTree, rate: Any, normalise: Normalise = "all") -> PyTree:
+        """old - rate * sum of w value / W, where the values are gradients."""
+        _, by = self._weights(normalise)
         return jax.tree.map(
-            lambda total, old: jnp.where(
-                stacked.expand(some, total), (total / stacked.expand(by, total)).astype(old.dtype), old
-            ),
+            lambda total, before: before - (rate * total / stacked.expand(by, total)).astype(before.dtype),
             self.total,
-            otherwise,
+            old,
         )
+
+    def _weights(self, normalise: Normalise) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
+        whole = self.weight if normalise == "cluster" else jnp.full_like(self.weight, self.weight.sum())
+        return self.weight, jnp.where(whole > 0, whole, 1)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What the server asks, in which order, and what it makes of the answers."""
 
-from coterie.algorithms.alternating import IFCA
+from coterie.algorithms.alternating import IFCA, FedX
 from coterie.algorithms.baselines import Global, Local
 
-__all__ = ["IFCA", "Global", "Local"]
+__all__ = ["IFCA", "FedX", "Global", "Local"]

@@ -62,7 +62,9 @@ class Local(RoundAlgorithm):
     def rounds_per_exchange(self) -> int:
         return self.rounds
 
-    def round(self, federation: Federation, state: State, step: Step) -> tuple[State, Outcome]:
+    def round(
+        self, federation: Federation, learner: Learner, state: State, step: Step
+    ) -> tuple[State, Outcome]:
         asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
         state, (outcome,) = self._train(
             federation, state, [step], step.clients, asked, jnp.ones((len(asked), 1), bool)
@@ -73,6 +75,7 @@ class Local(RoundAlgorithm):
     def exchange(
         self,
         federation: Federation,
+        learner: Learner,
         state: State,
         steps: Sequence[Step],
         among: Int[np.ndarray, " some"] | None = None,
@@ -141,7 +144,7 @@ class Local(RoundAlgorithm):
         if len(lost) and not federation.traceable:
             # all rounds were one exchange: who missed it would never be asked again
             steps = [stacked.take(self._steps(federation, seed, t, t + 1), 0) for t in range(self.rounds)]
-            state, _ = self.exchange(federation, state, steps, among=lost, least=0)
+            state, _ = self.exchange(federation, learner, state, steps, among=lost, least=0)
         return Clustering(
             ids=federation.ids,
             assignment=np.asarray(state.assignment[0]),

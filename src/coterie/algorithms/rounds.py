@@ -178,14 +178,15 @@ class RoundAlgorithm(ABC):
             began = time.perf_counter()
             if drawn is not None:
                 steps = jax.tree.map(lambda a: a[first:last], drawn)  # noqa: B023
-                state, outcomes = _compiled(self, federation, state, steps)
+                state, outcomes = _compiled(self, federation, learner, state, steps)
                 outcomes = _unstacked(jax.device_get(outcomes), last - first)
             else:
                 federation.admit()
                 state = self.grown(state, federation, learner, init)
                 before = np.asarray(_padded(jnp.asarray(before), federation.clients))
                 each = [self._steps(federation, seed, t, t + 1) for t in range(first, last)]
-                state, outcomes = self.exchange(federation, state, [stacked.take(step, 0) for step in each])
+                singly = [stacked.take(step, 0) for step in each]
+                state, outcomes = self.exchange(federation, learner, state, singly)
                 outcomes = jax.device_get(outcomes)
             seconds = (time.perf_counter() - began) / (last - first)
             new = []
@@ -223,12 +224,12 @@ class RoundAlgorithm(ABC):
         return 1
 
     def exchange(
-        self, federation: Federation, state: State, steps: Sequence[Step]
+        self, federation: Federation, learner: Learner, state: State, steps: Sequence[Step]
     ) -> tuple[State, list[Outcome]]:
         """Some rounds on the host, ask by ask."""
         outcomes = []
         for step in steps:
-            state, outcome = self.round(federation, state, step)
+            state, outcome = self.round(federation, learner, state, step)
             outcomes.append(outcome)
         return state, outcomes
 
@@ -262,7 +263,9 @@ class RoundAlgorithm(ABC):
         """The state before the first round."""
 
     @abstractmethod
-    def round(self, federation: Federation, state: State, step: Step) -> tuple[State, Outcome]:
+    def round(
+        self, federation: Federation, learner: Learner, state: State, step: Step
+    ) -> tuple[State, Outcome]:
         """One round; pure, so that it compiles over a traceable federation."""
 
     @abstractmethod
@@ -276,9 +279,11 @@ class RoundAlgorithm(ABC):
         return registry.describe_algorithm(self)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _compiled(algorithm: RoundAlgorithm, federation: Any, state: State, steps: Step) -> tuple[State, Outcome]:
-    return jax.lax.scan(lambda s, step: algorithm.round(federation, s, step), state, steps)
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _compiled(
+    algorithm: RoundAlgorithm, federation: Any, learner: Learner, state: State, steps: Step
+) -> tuple[State, Outcome]:
+    return jax.lax.scan(lambda s, step: algorithm.round(federation, learner, s, step), state, steps)
 
 
 def _unstacked(outcomes: Outcome, count: int) -> list[Outcome]:

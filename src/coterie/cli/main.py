@@ -51,7 +51,9 @@ def run(
     config: Annotated[
         Path | None, typer.Option(help="An experiment file (TOML). Options override it.")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="ifca, global or local.  [default: ifca]")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="ifca, fedx, global or local.  [default: ifca]")
+    ] = None,
     k: Annotated[int | None, typer.Option(help="Clusters to look for.  [default: 4]")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds.  [default: 60]")] = None,
     n_init: Annotated[int | None, typer.Option(help="Restarts side by side.  [default: 5]")] = None,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int, PyTree
 
 from coterie import registry, storage
@@ -20,6 +19,9 @@ from coterie.federation.protocol import Federation, as_federation
 from coterie.learn import tasks
 from coterie.learn.learner import Learner
 from coterie.models import stacked
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ChosenBy = Literal["train", "shard"]
 FILE, MODELS, ROUNDS = "clustering.json", "models.safetensors", "rounds.jsonl"
@@ -117,6 +119,8 @@ class Clustering:
             of lowest loss on the very examples given (labels included), as the IFCA paper does for test
             clients. When not given: `"train"` for the training clients, `"shard"` for others.
         """
+        import pandas as pd  # slow to import, and only results need it
+
         federation = as_federation(clients)
         chosen_by = chosen_by or self._chosen_by(federation.ids)
         if chosen_by == "train":

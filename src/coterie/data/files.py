@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from safetensors.numpy import load_file
 
 from coterie.data.shards import Shards
 from coterie.errors import DataError
 
-TABLES: dict[str, Callable[[Path], pd.DataFrame]] = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
+TABLES = (".csv", ".parquet")
 ARRAYS = (".npz", ".safetensors")
 
 
@@ -57,7 +55,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _table(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
-    table = TABLES[path.suffix.lower()](path)
+    import pandas as pd  # slow to import, and not every node has a table
+
+    table = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
     if target not in table:
         raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(map(str, table))}.")
     if len(table) == 0:

@@ -99,9 +99,9 @@ class Learner:
             return jnp.asarray(jnp.nan)
         return shard.mean(losses.correct(self.model.apply(params, shard.x), shard.y))
 
-    def gradient(self, params: PyTree, shard: Shard) -> PyTree:
-        """The gradient of F_i."""
-        return jax.grad(self.shard_loss)(params, shard)
+    def gradient(self, params: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
+        """The gradient of F_i; of a random batch where the local update has a batch size."""
+        return self.local.gradient(self.per_example, params, shard, key)
 
     def train(self, params: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]) -> PyTree:
         """The local update rule, applied to one client's shard."""

@@ -104,6 +104,18 @@ class LocalUpdate(ABC):
         (model, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), jnp.arange(total))
         return model
 
+    def gradient(self, per_example: PerExample, model: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
+        """The gradient of the first batch, or of the whole shard where there is no batch size."""
+        x, y, mask, _ = self._batch(shard, key, jnp.asarray(0))
+        return jax.grad(lambda m: masked_mean(per_example(m, x, y), mask))(model)
+
+    def rate(self, round_: Int[Array, ""]) -> Float[Array, ""]:
+        """The step size of a round, for a server that takes the steps itself."""
+        lr = getattr(self, "lr", None)
+        if lr is None:
+            raise SettingError("averaging gradients needs a step size: give local=SGD(lr=...).")
+        return jnp.asarray(lr * jnp.power(jnp.asarray(self.decay, jnp.float32), round_))
+
     def _batch(
         self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]
     ) -> tuple[Array, Array, Array, Array]:

@@ -89,7 +89,21 @@ def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, 
         report={"loss": losses[cluster]},
         value=model,
         cluster=cluster,
-        weight=shard.size.astype(jnp.float32) if "by_examples" in broadcast else 1.0,
+        weight=_weight(shard, broadcast),
+    )
+
+
+def choose_and_gradient(
+    learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]
+) -> Reply:
+    """Find the model of lowest loss among k and send its gradient. Broadcast: as for `choose_and_train`."""
+    losses = learner.shard_losses(broadcast["models"], shard)
+    cluster = lowest(losses)
+    return Reply(
+        report={"loss": losses[cluster]},
+        value=learner.gradient(stacked.take(broadcast["models"], cluster), shard, key),
+        cluster=cluster,
+        weight=_weight(shard, broadcast),
     )
 
 
@@ -128,4 +142,14 @@ def evaluate(
     )
 
 
-TASKS: tuple[Task, ...] = (choose_and_train, train, losses, evaluate)  # what every client knows by name
+def _weight(shard: Shard, broadcast: Any) -> Float[Array, ""] | float:
+    return shard.size.astype(jnp.float32) if "by_examples" in broadcast else 1.0
+
+
+TASKS: tuple[Task, ...] = (
+    choose_and_train,
+    choose_and_gradient,
+    train,
+    losses,
+    evaluate,
+)  # what every client knows by name

@@ -47,6 +47,10 @@ class Examples:
         passes = count() if local.epochs is None else range(local.epochs)
         return islice(chain.from_iterable(self._checked(self.loader) for _ in passes), local.steps)
 
+    def first(self) -> Iterator[Batch]:
+        """The first batch alone."""
+        return islice(self._checked(self.loader), 1)
+
     def check(self, local: LocalUpdate) -> None:
         """See that a loader gives what the local update counts on."""
         size = self.loader.batch_size

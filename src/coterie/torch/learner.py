@@ -91,6 +91,27 @@ class TorchLearner:
                 optimiser.step()
             return {name: tensor.detach().clone() for name, tensor in modules.weights(self.module).items()}
 
+    def gradient(self, model: Weights, examples: Examples, seed: int) -> Weights:
+        """The gradient of the first batch, or of all examples where there is no batch size, in train mode."""
+        size = 0
+        with seeded(seed, examples.generators):
+            self._put(model)
+            self.module.train()
+            self.module.zero_grad()
+            for batch in examples.every() if self.local.batch_size is None else examples.first():
+                x, y = (modules.converted(self.module, part) for part in batch)
+                torch.autograd.backward(
+                    losses.per_example(self._loss, modules.apply(self.module, x), y).sum()
+                )
+                size += len(x)
+            own = modules.weights(self.module)
+            # statistics and frozen weights are moved by no gradient
+            found = {name: tensor.grad for name, tensor in own.items()}
+            return {
+                name: torch.zeros_like(own[name]) if gradient is None else gradient / size
+                for name, gradient in found.items()
+            }
+
     def _adjust(self, trained: list[nn.Parameter], start: list[Tensor]) -> None:
         """The proximal term, then the clipping: what `LocalUpdate` does before the optimiser."""
         pairs = [(p, p.grad, s) for p, s in zip(trained, start, strict=True) if p.grad is not None]

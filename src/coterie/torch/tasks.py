@@ -34,6 +34,21 @@ def choose_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples:
     return tree | ({"weight": np.float32(measured.examples)} if "by_examples" in broadcast else {})
 
 
+def choose_and_gradient(
+    learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int
+) -> Tree:
+    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+    measured = learner.measure(models, examples, seed)
+    cluster = lowest(measured.losses)
+    chosen = {name: tensor[cluster] for name, tensor in models.items()}
+    tree = {
+        "report": {"loss": np.float32(measured.losses[cluster])},
+        "value": modules.arrays(learner.gradient(chosen, examples, seed)),
+        "cluster": np.int32(cluster),
+    }
+    return tree | ({"weight": np.float32(measured.examples)} if "by_examples" in broadcast else {})
+
+
 def train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
     model = modules.fitting(learner.module, each["model"])
     losses = []
@@ -68,4 +83,5 @@ def lowest(losses: np.ndarray) -> int:
     return int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))
 
 
-TASKS: dict[str, Task] = {task.__name__: task for task in (choose_and_train, train, losses, evaluate)}
+_TASKS = (choose_and_train, choose_and_gradient, train, losses, evaluate)
+TASKS: dict[str, Task] = {task.__name__: task for task in _TASKS}
