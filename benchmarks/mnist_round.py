@@ -40,12 +40,14 @@ def main() -> None:
     learner = ct.Learner(ct.models.MLP(hidden=WIDTHS[1:-1]), local=ct.SGD(lr=LR, steps=STEPS))
     simulation = ct.Simulation(shards, batch=batch, precision=size.precision).with_learner(learner)
     algorithm = ct.IFCA(k=K, n_init=1)
-    state = algorithm.start(simulation, learner.for_data(shards.spec), jax.random.key(0))
+    sized = learner.for_data(shards.spec)
+    state = algorithm.start(simulation, sized, jax.random.key(0))
     steps = Step(jnp.zeros(1, jnp.int32), jax.random.split(jax.random.key(1), 1))
 
     def round_() -> object:
         # the compiled program consumes its state, so each repetition starts from a copy
-        return _compiled(algorithm, simulation, simulation.place(jax.tree.map(jnp.copy, state)), steps)
+        copy = simulation.place(jax.tree.map(jnp.copy, state))
+        return _compiled(algorithm, simulation, sized, copy, steps)
 
     flops = size.clients * size.examples * (K * forward_flops(WIDTHS) + STEPS * training_flops(WIDTHS))
     reference = matmul_rate(size.precision)

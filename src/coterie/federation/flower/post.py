@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from coterie.federation.flower.wire import Unreadable, first_line
+
+GONE = "lost its connection"
 
 
 @dataclass
@@ -54,7 +57,9 @@ class Post:
             node = sent.pop(message.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            if message.has_error():
+            if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                yield node, Unreadable(GONE)
+            elif message.has_error():
                 yield node, Unreadable(f"error at the client: {first_line(message.error.reason or '')}")
             else:
                 yield node, message.content
@@ -85,7 +90,7 @@ class Post:
                 looked = time.monotonic()
                 here = self.connected()
                 for id_ in [id_ for id_, node in sent.items() if node not in here]:
-                    yield sent.pop(id_), Unreadable("lost its connection")
+                    yield sent.pop(id_), Unreadable(GONE)
             if sent and time.monotonic() > until:
                 self._late |= {id_: (node, until + deadline) for id_, node in sent.items()}
                 for node in sent.values():
