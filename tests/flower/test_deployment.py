@@ -178,7 +178,7 @@ def test_a_node_without_a_registered_key_is_refused(secure, key):
 
 @pytest.mark.slow
 def test_two_of_six_nodes_are_killed_in_a_round_and_one_comes_back(tmp_path):
-    project = project_of(tmp_path / "study", clients=6, rounds=7)
+    project = project_of(tmp_path / "study", clients=6, rounds=6)
     out = project / "runs" / "faults"
     with Deployment(project, secure=False) as deployment:
         deployment.start()
