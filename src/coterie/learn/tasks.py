@@ -144,12 +144,3 @@ def evaluate(
 
 def _weight(shard: Shard, broadcast: Any) -> Float[Array, ""] | float:
     return shard.size.astype(jnp.float32) if "by_examples" in broadcast else 1.0
-
-
-TASKS: tuple[Task, ...] = (
-    choose_and_train,
-    choose_and_gradient,
-    train,
-    losses,
-    evaluate,
-)  # what every client knows by name

@@ -19,7 +19,7 @@ from coterie import keys, storage
 from coterie.data.shards import Shards, Spec
 from coterie.errors import ClientError, CoterieError, DataError
 from coterie.federation.flower import wire
-from coterie.learn import tasks
+from coterie.learn import known
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.tasks import Task, carry_out, shape_of
@@ -81,13 +81,13 @@ class JaxClient:
     own
         Its data.
     others
-        Tasks of your own that it may be asked beside those of `coterie.learn.tasks`. A client does nothing
+        Tasks of your own that it may be asked beside those of `coterie.learn.known`. A client does nothing
         that it does not know by name.
     """
 
     def __init__(self, learner: Learner, own: Own, others: Iterable[Task] = ()) -> None:
         self._learner, self._own = learner, own
-        self._tasks = known_tasks() | {task.__name__: task for task in others}
+        self._tasks = known.TASKS | {task.__name__: task for task in others}
 
     @property
     def id(self) -> str:
@@ -115,11 +115,6 @@ class JaxClient:
                 jax.random.wrap_key_data(jnp.asarray(ask.key)),
             )
         return wire.flatten(jax.device_get(tree), model)
-
-
-def known_tasks() -> dict[str, Task]:
-    """Every task of `coterie.learn.tasks` by name."""
-    return {task.__name__: task for task in tasks.TASKS}
 
 
 @partial(jax.jit, static_argnums=(0, 1))

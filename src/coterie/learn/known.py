@@ -1,0 +1,17 @@
+"""What every client knows by name: all that it can be asked over a network."""
+
+from __future__ import annotations
+
+from coterie.learn import tasks
+from coterie.learn.tasks import Task
+
+TASKS: dict[str, Task] = {
+    task.__name__: task
+    for task in (
+        tasks.choose_and_train,
+        tasks.choose_and_gradient,
+        tasks.train,
+        tasks.losses,
+        tasks.evaluate,
+    )
+}
