@@ -3,15 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 from coterie import data, errors, models
-from coterie.algorithms import IFCA, FedX, Global, Local
+from coterie.algorithms import IFCA, FedX, Global, Local, OneShotKMeans
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
 from coterie.federation import Simulation
 from coterie.federation.devices import use_every_core
-from coterie.initialise import Random
+from coterie.initialise import FarthestLoss, OneShot, Random
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, Optax
+from coterie.learn.proximal import Proximal
 
 if TYPE_CHECKING:
     from coterie.federation.flower import FlowerFederation
@@ -25,13 +26,17 @@ __all__ = [
     "SGD",
     "Clustering",
     "Evaluation",
+    "FarthestLoss",
     "FedX",
     "Federated",
     "FlowerFederation",
     "Global",
     "Learner",
     "Local",
+    "OneShot",
+    "OneShotKMeans",
     "Optax",
+    "Proximal",
     "Random",
     "Shards",
     "Simulation",

@@ -24,6 +24,7 @@ PARTS: dict[str, dict[str, str]] = {
         "fedx": "coterie.algorithms.alternating:FedX",
         "global": "coterie.algorithms.baselines:Global",
         "local": "coterie.algorithms.baselines:Local",
+        "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",
     },
     "data": {
         "rotated-digits": "coterie.data.digits:rotated_digits",
@@ -36,7 +37,12 @@ PARTS: dict[str, dict[str, str]] = {
         "mlp": "coterie.models.mlp:MLP",
         "torch": "coterie.torch.model:TorchModel",
     },
-    "local": {"sgd": "coterie.learn.local:SGD"},
+    "local": {"sgd": "coterie.learn.local:SGD", "proximal": "coterie.learn.proximal:Proximal"},
+    "init": {
+        "random": "coterie.initialise.random:Random",
+        "farthest-loss": "coterie.initialise.farthest:FarthestLoss",
+        "one-shot": "coterie.initialise.one_shot:OneShot",
+    },
 }
 
 
@@ -52,12 +58,41 @@ def part(kind: str, name: str) -> Callable[..., Any]:
 
 def build(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
     """Make a part from its settings; errors name the key."""
-    return part(kind, name)(**validate(kind, name, settings))
+    values = validate(kind, name, settings)
+    for key, inner in _parts_of(part(kind, name)).items():
+        if key in values:
+            of_part = {k: v for k, v in values[key].items() if k != "name"}
+            values[key] = build(inner, values[key]["name"], of_part)
+    return part(kind, name)(**values)
 
 
 def validate(kind: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings given for a part, checked and converted; errors name the key."""
-    return validate_call(kind, part(kind, name), settings)
+    """The settings given for a part, checked and converted; errors name the key.
+
+    A setting that is a part itself is given by its name, or as a table with its name and settings.
+    """
+    parts = _parts_of(part(kind, name))
+    values = validate_call(kind, part(kind, name), {k: v for k, v in settings.items() if k not in parts})
+    for key in settings.keys() & parts.keys():
+        given = {"name": settings[key]} if isinstance(settings[key], str) else settings[key]
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            raise ConfigError(
+                f"{kind}.{key}: give a name, such as {next(iter(PARTS[parts[key]]))!r}, or a table with a "
+                f"name and settings, not {settings[key]!r}."
+            )
+        try:
+            inner = validate(parts[key], given["name"], {k: v for k, v in given.items() if k != "name"})
+        except ConfigError as error:
+            raise ConfigError(f"{kind}.{error}") from None
+        values[key] = {"name": given["name"], **inner}
+    return values
+
+
+def _parts_of(maker: Callable[..., Any]) -> dict[str, str]:
+    """The settings of a part that are parts themselves, and of which kind."""
+    if not dataclasses.is_dataclass(maker):
+        return {}
+    return {f.name: f.metadata["part"] for f in dataclasses.fields(maker) if "part" in f.metadata}
 
 
 def validate_call(
@@ -108,8 +143,21 @@ def describe(kind: str, thing: Any) -> dict[str, Any] | None:
         if f"{type(thing).__module__}:{type(thing).__qualname__}" == place:
             fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.compare}
             if all(_plain(value) for value in fields.values()):
-                return {"name": name, **{key: value for key, value in fields.items() if value is not None}}
+                plain = {key: value for key, value in fields.items() if value is not None}
+                return {"name": name, **plain, **_described_parts(thing)}
     return None
+
+
+def _described_parts(thing: Any) -> dict[str, Any]:
+    """The settings of a part that are parts themselves, where they are not the default."""
+    found = {}
+    for key, kind in _parts_of(type(thing)).items():
+        value = getattr(thing, key)
+        default: Any = next(f.default_factory for f in dataclasses.fields(thing) if f.name == key)
+        if not isinstance(value, type(default())) or value != default():
+            own = "given" if not callable(value) else type(value).__name__
+            found[key] = describe(kind, value) or {"name": own}
+    return found
 
 
 def describe_algorithm(algorithm: Any) -> dict[str, Any]:

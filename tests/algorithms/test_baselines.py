@@ -90,3 +90,19 @@ def test_evaluation_of_local_models_uses_each_clients_own(data):
     expected = [np.mean((y - x @ theta) ** 2) for (x, y), theta in zip(data.test, models, strict=True)]
     np.testing.assert_allclose(result.per_client["loss"], expected, rtol=1e-4)
     assert np.isnan(result.accuracy)
+
+
+def test_what_local_training_sends_counts_in_a_clients_first_round():
+    # one exchange carries all rounds; clients begin in different ones
+    data = ct.data.mixed_regression(clients=10, dim=5, examples=6, seed=1)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=1))
+    rounds = 4
+    found = ct.Local(rounds=rounds, participation=0.3).fit(
+        ct.Simulation(data.train, resident=False), learner, seed=2
+    )
+    sent = 5 * 4 + rounds * 4 + rounds  # model, the rounds' numbers, takes_part
+    known = (found.history.assignments() >= 0).sum(axis=1)
+    new = np.diff(known, prepend=0)
+    assert [round_.bytes_down for round_ in found.history] == (new * sent).tolist()
+    assert [round_.bytes_up for round_ in found.history] == (new * (5 * 4 + rounds * 4)).tolist()
+    assert 3 < known[-1] < 10

@@ -192,8 +192,8 @@ def test_simulations_of_equal_shape_share_a_program_and_not_their_data(shards, m
 
 def test_bytes_are_those_of_the_arrays_that_travel(shards, models):
     answers = train(of(shards), models)
-    assert answers.down == K * DIM * 4 + 4 + 1  # models, round, by_examples
-    assert answers.up == DIM * 4 + 4 + 4 + 4  # model, cluster, weight, loss
+    assert answers.traffic.down == K * DIM * 4 + 4 + 1  # models, round, by_examples
+    assert answers.traffic.up == DIM * 4 + 4 + 4 + 4  # model, cluster, weight, loss
 
 
 def memory(simulation, task, **options):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import coterie as ct
 from coterie.data import Spec
 from coterie.errors import SettingError
-from coterie.learn.local import LocalUpdate
+from coterie.learn.local import Objective, Steps
 from coterie.learn.shard import Shard, masked_mean
 from coterie.models import stacked
 
@@ -92,7 +92,7 @@ RECORD = optax.chain(
 @jax.jit
 def record(rule, shard, key):
     n = shard.x.shape[1]
-    return rule.run(lambda w, x, y: x @ w, jnp.zeros(n), shard, key, jnp.asarray(0))
+    return rule.run(Objective(lambda w, x, y: x @ w), jnp.zeros(n), shard, key, jnp.asarray(0))
 
 
 def batches(n=N, key=KEY, capacity=None, **how):
@@ -347,7 +347,7 @@ def test_a_step_size_must_be_positive_and_finite(lr):
 
 def test_a_rule_without_an_optimiser_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
-        LocalUpdate(steps=1)
+        Steps(steps=1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,18 @@ ALGORITHMS = {
     "ifca, some clients": ct.IFCA(k=2, rounds=4, n_init=2, participation=0.5),
     "ifca, by examples": ct.IFCA(k=2, rounds=3, n_init=1, weight="examples"),
     "ifca, gradients": ct.IFCA(k=2, rounds=3, n_init=2, average="gradients"),
+    "ifca, settled": ct.IFCA(k=2, rounds=7, n_init=2, settle=2, recheck=3),
+    "ifca, shared weights": ct.IFCA(k=2, rounds=3, n_init=2, share=lambda name: name.endswith("0.bias")),
+    "ifca, frozen weights": ct.IFCA(
+        k=2, rounds=3, n_init=2, share=lambda name: name.endswith("0.bias"), preset="authors"
+    ),
+    "ifca, revived": ct.IFCA(k=4, rounds=5, n_init=3, empty="revive"),
+    "ifca, re-sampled": ct.IFCA(k=2, rounds=3, n_init=2, average="gradients", resample=True),
+    "ifca, farthest": ct.IFCA(k=3, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=2)),
+    "ifca, one shot": ct.IFCA(k=2, rounds=2, n_init=2, init=ct.OneShot(rounds=2)),
     "fedx": ct.FedX(k=2, rounds=3, n_init=2),
+    "fedx, soft": ct.FedX(k=2, rounds=3, n_init=2, temperature=0.5),
+    "one-shot k-means": ct.OneShotKMeans(k=2, rounds=3, alone=2),
     "global": ct.Global(rounds=3),
     "local": ct.Local(rounds=3),
     "local, some clients": ct.Local(rounds=4, participation=0.5),
@@ -25,7 +36,7 @@ ALGORITHMS = {
 PROBLEMS = {
     "regression": (
         REGRESSION,
-        ct.Learner(ct.models.Linear(), loss="squared", local=ct.SGD(lr=0.05, steps=3)),
+        ct.Learner(ct.models.Linear(bias=True), loss="squared", local=ct.SGD(lr=0.05, steps=3)),
     ),
     "digits": (
         DIGITS,
@@ -62,3 +73,6 @@ def test_flower_and_simulation_agree(name, problem):
     for ours, theirs in zip(real.history, simulated.history, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
         assert (ours.asked, ours.answered, ours.sizes) == (theirs.asked, theirs.answered, theirs.sizes)
+        if name != "local" and name != "local, some clients":  # one exchange against none at all
+            assert (ours.bytes_down, ours.bytes_up) == (theirs.bytes_down, theirs.bytes_up)
+            assert ours.bytes_spared == theirs.bytes_spared

@@ -1,5 +1,5 @@
 """How replies become models."""
 
-from coterie.aggregate.mean import Mean, Normalise, Sums
+from coterie.aggregate.mean import Mean, Normalise, SoftMean, Sums
 
-__all__ = ["Mean", "Normalise", "Sums"]
+__all__ = ["Mean", "Normalise", "SoftMean", "Sums"]

@@ -18,16 +18,18 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie import keys
-from coterie.aggregate import Mean, Normalise, Sums
-from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step, diverged
+from coterie.aggregate import Mean, Normalise, SoftMean, Sums
+from coterie.algorithms import identities, sharing
+from coterie.algorithms.restarts import Kept, lowest_loss
+from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
 from coterie.clustering.history import History, RoundLog
 from coterie.clustering.result import Clustering
 from coterie.errors import SettingError
-from coterie.federation.protocol import Federation
-from coterie.initialise import Random
+from coterie.federation.protocol import Federation, Reduction
+from coterie.initialise import Given, Random
 from coterie.learn import tasks
 from coterie.learn.learner import Learner
 from coterie.models import stacked
@@ -44,7 +46,8 @@ class Alternating(RoundAlgorithm):
         (`"examples"`).
     average
         What clients send and the server averages: `"models"` after their local update, or `"gradients"`, of
-        which the server takes a step with the step size of the local update.
+        which the server takes a step with the step size of the local update. That may be an array with one
+        step size for each restart.
     normalise
         By what a cluster's sum is divided: the weight of its own clients (`"cluster"`), so that it is their
         mean, or that of all participants (`"all"`), so that a cluster moves in proportion to its share of
@@ -70,14 +73,16 @@ class Alternating(RoundAlgorithm):
         """How the models start."""
         return Random()
 
+    @property
+    def printed(self) -> Normalise:
+        """What sums are divided by in the paper."""
+        return "all" if self.average == "gradients" else "cluster"  # IFCA 14 and 15
+
     def check(self, clients: int) -> None:
         super().check(clients)
-        if self.weight not in ("clients", "examples"):
-            raise SettingError(f"weight must be 'clients' or 'examples', not {self.weight!r}.")
-        if self.average not in ("models", "gradients"):
-            raise SettingError(f"average must be 'models' or 'gradients', not {self.average!r}.")
-        if self.normalise not in (None, "cluster", "all"):
-            raise SettingError(f"normalise must be 'cluster' or 'all', not {self.normalise!r}.")
+        _one_of("weight", self.weight, "clients", "examples")
+        _one_of("average", self.average, "models", "gradients")
+        _one_of("normalise", self.normalise, None, "cluster", "all")
         if self.clusters < 1:
             raise SettingError(f"k must be at least 1, not {self.clusters}.")
         if self.clusters > clients:
@@ -87,47 +92,95 @@ class Alternating(RoundAlgorithm):
         if self.restarts < 1:
             raise SettingError(f"n_init must be at least 1, not {self.restarts}.")
 
-    @property
-    def printed(self) -> Normalise:
-        """What sums are divided by in the paper."""
-        return "all" if self.average == "gradients" else "cluster"  # IFCA 14 and 15
+    def template(self, federation: Federation, learner: Learner) -> State:
+        fresh = jax.eval_shape(
+            lambda key: Random()(federation, learner, keys.grid(key, self.restarts, self.clusters)),
+            jax.random.key(0),
+        )
+        shapes: State = jax.eval_shape(lambda models: self.begin(models, federation.clients), fresh)
+        return shapes
 
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
         # IFCA 1: theta_j^(0); restart r starts the same whatever the number of restarts
         models = self.initialiser(federation, learner, keys.grid(key, self.restarts, self.clusters))
-        return State(models, jnp.full((self.restarts, federation.clients), -1, jnp.int32))
+        return self.begin(models, federation.clients)
+
+    def begin(self, models: PyTree, clients: int) -> State:
+        """The state before the first round, given the models."""
+        return State(models, jnp.full((self.restarts, clients), -1, jnp.int32))
 
     def round(
         self, federation: Federation, learner: Learner, state: State, step: Step
     ) -> tuple[State, Outcome]:
         # IFCA 3 to 12, FedX 5 to 8: broadcast theta_j to the participants; each finds its cluster (IFCA 6,
         # FedX 6) and updates that model (IFCA 9 or 11, FedX 8), all in one exchange
-        broadcast = {"models": state.models, "round": jnp.broadcast_to(step.round, self.restarts)}
-        if self.weight == "examples":
-            broadcast["by_examples"] = jnp.ones(self.restarts, bool)
+        told = self.told(state)
+        asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
         answers = federation.ask(
-            tasks.choose_and_train if self.average == "models" else tasks.choose_and_gradient,
-            broadcast,
+            self.task,
+            self.broadcast(state.models, step),
+            each=None if told is None else {"only": told[:, asked].T},
             clients=step.clients,
             key=step.key,
-            reduce=Mean(self.clusters),
+            reduce=self.reduction,
             replicas=self.restarts,
         )
         # IFCA 14 or 15, FedX 9; a cluster without participants stays as it is
-        normalise = self.normalise or self.printed
-
-        def updated(sums: Sums, old: PyTree) -> PyTree:
-            if self.average == "gradients":
-                return sums.descent(old, learner.local.rate(step.round), normalise)
-            return sums.mean(old, normalise)
-
-        models = jax.vmap(updated)(answers.value, state.models)
+        rate = None
+        if self.average == "gradients":
+            rate = jnp.broadcast_to(learner.local.rate(step.round), self.restarts)
+        models = jax.vmap(self.updated)(answers.value, state.models, rate)
         known = state.assignment[:, answers.clients]
         latest = jnp.where(answers.answered.T, answers.cluster.T, known)
         assignment = state.assignment.at[:, answers.clients].set(latest)
-        return State(models, assignment), Outcome.of(
-            answers, answers.report["loss"], assignment, self.clusters
+        loss = answers.report["loss"]
+        after = self.followed_up(
+            dataclasses.replace(state, models=models, assignment=assignment),
+            state.assignment,
+            answers.clients,
+            answers.answered,
+            loss,
         )
+        return after, Outcome.of(answers, loss, assignment, self.clusters)
+
+    @property
+    def task(self) -> tasks.Task:
+        """What clients are asked in a round."""
+        return tasks.choose_and_train if self.average == "models" else tasks.choose_and_gradient
+
+    @property
+    def reduction(self) -> Reduction:
+        """How their replies are summed."""
+        return Mean(self.clusters)
+
+    def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
+        """What every participant of a round is sent."""
+        content = {"models": models, "round": jnp.broadcast_to(step.round, self.restarts)}
+        return content | ({"by_examples": self._mark} if self.weight == "examples" else {})
+
+    @property
+    def _mark(self) -> Array:
+        """Something that is said by being there."""
+        return jnp.ones(self.restarts, bool)
+
+    def told(self, state: State) -> Int[Array, "restarts clients"] | None:
+        """The cluster whose model a client trains without choosing, -1 where it chooses."""
+        return None
+
+    def updated(self, sums: Sums, old: PyTree, rate: Float[Array, ""] | None) -> PyTree:
+        """The models of one restart, given the sums of what clients sent."""
+        return _moved(sums, old, rate, self.normalise or self.printed)
+
+    def followed_up(
+        self,
+        state: State,
+        before: Int[Array, "restarts clients"],
+        clients: Int[Array, " asked"],
+        answered: Array,
+        loss: Float[Array, "asked restarts"],
+    ) -> State:
+        """The state after a round: `before` it the clients' clusters were those, and it told this."""
+        return state
 
     def finish(
         self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
@@ -135,43 +188,54 @@ class Alternating(RoundAlgorithm):
         # IFCA 17, then IFCA 6 once more for everybody under the final models: the assignment, and the
         # training loss by which the best restart is kept
         answers = federation.ask(tasks.losses, {"models": state.models}, replicas=self.restarts)
-        losses = np.array(answers.report["losses"])  # (clients, restarts, k)
-        lowest = np.where(np.isfinite(losses), losses, np.inf).min(axis=2)
-        answered = np.asarray(answers.answered)
-        told = answered & np.isfinite(lowest)
-        # a restart diverged if most say so; a few who have no number for it tell nothing
-        sane = 2 * told.sum(axis=0) > answered.sum(axis=0)
-        final = np.where(told, lowest, 0).sum(axis=0) / np.maximum(told.sum(axis=0), 1)
-        final = np.where(sane | ~answered.any(axis=0), final, np.inf)
-        best = int(np.argmin(final))
-        if not np.isfinite(final[best]):
-            raise diverged("in the last round")
-        chosen = np.where(
-            told[:, best],
-            np.asarray(tasks.lowest(jnp.asarray(losses)))[:, best],
-            np.asarray(state.assignment)[best],
-        )
+        best = lowest_loss(np.array(answers.report["losses"]), np.asarray(answers.answered))
+        assignment = self.final(np.asarray(state.assignment)[best.restart], best)
         return Clustering(
             ids=federation.ids,
-            assignment=chosen.astype(np.int32),
-            models=stacked.take(state.models, best),
+            assignment=assignment.astype(np.int32),
+            models=stacked.take(state.models, best.restart),
             learner=learner,
             spec=federation.spec,
-            history=History(logs, federation.clients, best),
-            losses=np.where(told[:, best, None], losses[:, best], np.nan),
+            history=History(logs, federation.clients, best.restart),
+            losses=best.losses,
             algorithm=self.settings(),
             seed=seed,
             provenance=federation.describe(),
         )
 
+    def final(self, known: Int[np.ndarray, " clients"], best: Kept) -> np.ndarray:
+        """The clusters of the clients, given those that the last round knew."""
+        return np.where(best.told, np.asarray(tasks.lowest(jnp.asarray(best.losses))), known)
+
+
+def _moved(sums: Sums, old: PyTree, rate: Float[Array, ""] | None, normalise: Normalise) -> PyTree:
+    return sums.mean(old, normalise) if rate is None else sums.descent(old, rate, normalise)
+
+
+def _one_of(name: str, value: Any, *allowed: Any) -> None:
+    if value not in allowed:
+        words = " or ".join(repr(choice) for choice in allowed if choice is not None)
+        raise SettingError(f"{name} must be {words}, not {value!r}.")
+
 
 @dataclasses.dataclass(frozen=True)
 class Clustered(Alternating):
-    """Alternating minimisation with k models, from any start."""
+    """Alternating minimisation with k models, from any start: see `IFCA`."""
 
     k: int
     n_init: int = dataclasses.field(default=5, kw_only=True)
-    init: Any = dataclasses.field(default_factory=Random, kw_only=True, compare=False)
+    init: Any = dataclasses.field(
+        default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
+    )
+    empty: Literal["keep", "revive"] = dataclasses.field(default="keep", kw_only=True)
+    share: sharing.Share | None = dataclasses.field(default=None, kw_only=True)
+    settle: int | None = dataclasses.field(default=None, kw_only=True)
+    recheck: int = dataclasses.field(default=10, kw_only=True)
+    resample: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, list):  # as an experiment file has it
+            object.__setattr__(self, "share", tuple(self.share))
 
     @property
     def clusters(self) -> int:
@@ -185,12 +249,105 @@ class Clustered(Alternating):
     def initialiser(self) -> Any:
         return self.init if callable(self.init) else Given(self.init)
 
-    def settings(self) -> dict[str, Any]:
-        default = isinstance(self.init, Random)
-        return super().settings() | ({} if default else {"init": type(self.initialiser).__name__.lower()})
+    @property
+    def frozen(self) -> bool:
+        """Whether what is shared stays as it starts."""
+        return False
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        _one_of("empty", self.empty, "keep", "revive")
+        sharing.check(self.share)
+        if self.settle is not None and self.settle < 1:
+            raise SettingError(f"settle must be a number of rounds from 1 up, not {self.settle}.")
+        if self.recheck < 2:
+            raise SettingError(f"recheck must be a number of rounds from 2 up, not {self.recheck}.")
+        if self.resample and self.settle is not None:
+            raise SettingError("resample has clients find their cluster in every round: leave settle out.")
+
+    def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
+        sharing.shared_names(self.share, learner.shapes(federation.spec))  # a mistake is heard of at once
+        if self.resample:
+            self._check_slices(federation)
+        return super().start(federation, learner, key)
+
+    def _check_slices(self, federation: Federation) -> None:
+        sizes = federation.ask(tasks.size)
+        few = np.flatnonzero(np.asarray(sizes.answered & (sizes.report["examples"] < 2 * self.rounds)))
+        if len(few):
+            raise SettingError(
+                f"resample needs 2 examples per round of each client, {2 * self.rounds} in all; "
+                f"client {federation.ids[few[0]]} has {int(sizes.report['examples'][few[0]])}."
+            )
+
+    def begin(self, models: PyTree, clients: int) -> State:
+        state = super().begin(models, clients)
+        shared = sharing.shared_names(self.share, models)
+        # all clusters start with the shared arrays of the first
+        first = {
+            name: jnp.broadcast_to(a[:, :1], a.shape) for name, a in stacked.part(models, shared).items()
+        }
+        return State(
+            stacked.with_part(models, first),
+            state.assignment,
+            steady=None if self.settle is None else jnp.zeros_like(state.assignment),
+            told=jnp.full_like(state.assignment, -1) if self.empty == "revive" else None,
+        )
+
+    def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
+        content = super().broadcast(models, step)
+        shared = sharing.shared_names(self.share, models)
+        if shared:
+            # one copy of what all have in common, k of the rest
+            one = {name: leaf[:, 0] for name, leaf in stacked.part(models, shared).items()}
+            content |= {"models": stacked.part(models, stacked.named(models).keys() - shared), "shared": one}
+            content |= {"frozen": self._mark} if self.frozen else {}
+        if self.resample:
+            content["slices"] = jnp.full(self.restarts, 2 * self.rounds)
+        return content
+
+    def told(self, state: State) -> Int[Array, "restarts clients"] | None:
+        told = state.told
+        if state.steady is not None and self.settle is not None:
+            alone = identities.settled(state.steady, self.settle, self.recheck)
+            own = jnp.where(alone, state.assignment, -1)
+            told = own if told is None else jnp.where(told < 0, own, told)
+        return told
+
+    def updated(self, sums: Sums, old: PyTree, rate: Float[Array, ""] | None) -> PyTree:
+        shared = sharing.shared_names(self.share, old)
+        if shared and self.frozen:
+            own = stacked.part(old, stacked.named(old).keys() - shared)
+            return stacked.with_part(old, super().updated(sums, own, rate))
+        new = super().updated(sums, old, rate)
+        if not shared:
+            return new
+        # "run vanilla gradient averaging or Federated Averaging on the remaining coordinates"
+        together = _moved(sums.pooled(), old, rate, "cluster")
+        return stacked.with_part(new, stacked.part(together, shared))
+
+    def followed_up(
+        self,
+        state: State,
+        before: Int[Array, "restarts clients"],
+        clients: Int[Array, " asked"],
+        answered: Array,
+        loss: Float[Array, "asked restarts"],
+    ) -> State:
+        if state.steady is not None:
+            replied = jnp.zeros(before.shape, bool).at[:, clients].set(answered.T)
+            steady = identities.counted(state.steady, before, state.assignment, replied)
+            state = dataclasses.replace(state, steady=steady)
+        if state.told is not None:
+            models, told = jax.vmap(identities.revived, in_axes=(0, 0, None, 1, 1, None))(
+                state.models, state.assignment, clients, answered, loss, self.k
+            )
+            state = dataclasses.replace(state, models=models, told=told)
+        return state
 
     def __hash__(self) -> int:
-        # `init` may hold arrays, and no compiled round depends on it
+        # `init` may hold arrays, and no compiled round depends on it. A dataclass makes a hash of its own
+        # for every subclass, so each of them says that this is the one
         fields = [getattr(self, f.name) for f in dataclasses.fields(self) if f.compare]
         return hash((type(self), *fields))
 
@@ -209,34 +366,66 @@ class IFCA(Clustered):
     init
         How the k models start: an initialiser such as `Random()`, or k models given as a stacked pytree or
         as a (k, d) matrix.
+    empty
+        What becomes of a cluster that no client belongs to: its model stays as it is (`"keep"`), or it
+        begins anew from a client that its own cluster fits badly (`"revive"`).
+    share
+        Arrays that all clusters have in common (section 4.1): they are averaged over all participants in
+        every round, while the others are clustered, and only one copy of them is sent. `"all but last"`
+        layer, names of layers such as `["layers.0"]`, or a function of an array's name.
+    settle, recheck
+        A client whose cluster has stayed the same for `settle` of its rounds is sent only its own model
+        (section 4.1), and all of them every `recheck`-th time, to see whether that is still right. What is
+        not sent for this reason is `bytes_spared` in the history.
+    resample
+        In every round find the cluster on one slice of the shard and train on another, all of them disjoint:
+        the assumption of the theory in section 5, of no use in practice.
+    preset
+        `"authors"`: what is shared is not trained at all, as in the released code, where it comes from a
+        model trained before; give it as `init`.
     weight, average, normalise, rounds, participation
         See `Alternating` and `RoundAlgorithm`. Line 14 divides gradients by the number of all participants,
         line 15 models by that of the cluster.
 
-    A client takes the model of lowest loss, the first of them in a tie. A cluster that no participant takes
-    in a round keeps its model.
+    A client takes the model of lowest loss, the first of them in a tie.
     """
 
+    preset: Literal["authors"] | None = dataclasses.field(default=None, kw_only=True)
+
     __hash__ = Clustered.__hash__
+
+    @property
+    def frozen(self) -> bool:
+        return self.preset == "authors"
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        _one_of("preset", self.preset, None, "authors")
+        if self.preset == "authors" and self.share is None:
+            raise SettingError("preset='authors' is about shared layers: say with share which they are.")
 
 
 @dataclasses.dataclass(frozen=True)
 class FedX(Clustered):
     """FedAvg or FedProx with clustering: Phase 2 of the mixed-regression paper.
 
-    The local update decides which: `SGD(lr=eta, steps=s)` is FedAvg's, s steps of gradient descent. The
-    paper's loss is `"half_squared"`.
+    The local update decides which: `SGD(lr=eta, steps=s)` is FedAvg's, s steps of gradient descent, and
+    `Proximal(lr=eta)` is FedProx's. The paper's loss is `"half_squared"`; Phase 1 is `init=MomentDescent()`.
 
     Parameters
     ----------
-    k, n_init, init, average, rounds, participation
-        As for `IFCA`.
+    temperature
+        0: hard labels, (7) of the paper, and a client trains one model. Above 0: soft labels, lambda =
+        softmax(-loss / temperature), and a client trains and sends all k, each as far as it belongs to it.
     weight, normalise
         As printed, theta_t = sum over clients of w_i theta_{i,t} with w_i = n_i / N, where a client leaves
         the models of other clusters as they are: `weight="examples"` and `normalise="all"`.
+    k, n_init, init, empty, share, settle, recheck, resample, average, rounds, participation
+        As for `IFCA`.
     """
 
     weight: Literal["clients", "examples"] = dataclasses.field(default="examples", kw_only=True)
+    temperature: float = dataclasses.field(default=0.0, kw_only=True)
 
     __hash__ = Clustered.__hash__
 
@@ -244,15 +433,33 @@ class FedX(Clustered):
     def printed(self) -> Normalise:
         return "all"  # FedX 9
 
+    @property
+    def soft(self) -> bool:
+        return self.temperature > 0
 
-class Given:
-    """Models that the user gave, for every restart."""
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        if not 0 <= self.temperature < float("inf"):
+            raise SettingError(f"temperature must be 0 or a positive number, not {self.temperature}.")
+        others = {
+            "average='gradients'": self.average == "gradients",
+            "share": self.share is not None,
+            "settle": self.settle is not None,
+            "resample": self.resample,
+            "empty='revive'": self.empty == "revive",
+        }
+        clash = [name for name, given in others.items() if given]
+        if self.soft and clash:
+            raise SettingError(f"with soft labels clients train every model: leave {clash[0]} out.")
 
-    def __init__(self, models: PyTree) -> None:
-        self.models = models
+    @property
+    def task(self) -> tasks.Task:
+        return tasks.weigh_and_train if self.soft else super().task
 
-    def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
-        models = stacked.given(self.models, learner.shapes(federation.spec))
-        if stacked.count(models) != keys.shape[1]:
-            raise SettingError(f"k is {keys.shape[1]} but {stacked.count(models)} initial models are given.")
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (keys.shape[0], *leaf.shape)), models)
+    @property
+    def reduction(self) -> Reduction:
+        return SoftMean(self.k) if self.soft else super().reduction
+
+    def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
+        content = super().broadcast(models, step)
+        return content | ({"temperature": jnp.full(self.restarts, self.temperature)} if self.soft else {})

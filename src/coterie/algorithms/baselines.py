@@ -41,6 +41,10 @@ class Local(RoundAlgorithm):
     round: over Flower all rounds are one exchange, by which the server comes to hold the models.
     """
 
+    def template(self, federation: Federation, learner: Learner) -> State:
+        shapes: State = jax.eval_shape(lambda key: self.start(federation, learner, key), jax.random.key(0))
+        return shapes
+
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
         one = learner.init(key, federation.spec)
         models = jax.tree.map(lambda a: jnp.broadcast_to(a, (1, federation.clients, *a.shape)), one)
@@ -70,7 +74,8 @@ class Local(RoundAlgorithm):
             federation, state, [step], step.clients, asked, jnp.ones((len(asked), 1), bool)
         )
         # each client trains where its data is: what the simulation moves about need not travel
-        return state, dataclasses.replace(outcome, down=0, up=0)
+        nobody = jnp.zeros_like(outcome.answered)
+        return state, dataclasses.replace(outcome, traffic=outcome.traffic.only_to(nobody))
 
     def exchange(
         self,
@@ -121,20 +126,21 @@ class Local(RoundAlgorithm):
 
         models = jax.tree.map(updated, state.models, answers.value, own)
         assignment, outcomes = state.assignment, []
+        # what travels does so once, for all of these rounds: it counts in a client's first one
+        first = jnp.argmax(takes_part, axis=1)
         for t in range(len(steps)):
             here = slice(None) if len(steps) == 1 else np.flatnonzero(takes_part[:, t])
             drawn = dataclasses.replace(
                 answers,
                 clients=answers.clients[here],
                 answered=answers.answered[here],
+                traffic=answers.traffic.only_to(first == t)[here],
                 failures=tuple(f for f in answers.failures if f[0] in asked[here]),
             )
             known = jnp.where(drawn.answered, drawn.clients, assignment[0, drawn.clients])
             assignment = assignment.at[0, drawn.clients].set(known)
             loss = answers.report["loss"][here, t][:, None]
-            outcome = Outcome.of(drawn, loss, assignment, federation.clients)
-            # what travels does so once, for all of these rounds
-            outcomes.append(outcome if t == 0 else dataclasses.replace(outcome, down=0, up=0))
+            outcomes.append(Outcome.of(drawn, loss, assignment, federation.clients))
         return State(models, assignment), outcomes
 
     def finish(

@@ -20,7 +20,7 @@ from coterie.clustering.history import RoundLog
 from coterie.clustering.result import Clustering
 from coterie.data.shards import Shards, Spec
 from coterie.errors import LearnerError, SettingError
-from coterie.federation.protocol import Answers, Federation, as_federation
+from coterie.federation.protocol import Answers, Federation, Traffic, as_federation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
 
@@ -33,6 +33,9 @@ class State(eqx.Module):
 
     models: PyTree  # (restarts, k, ...)
     assignment: Int[Array, "restarts clients"]  # the last known cluster; -1 while a client has not answered
+    # where an algorithm needs them:
+    steady: Int[Array, "restarts clients"] | None = None  # rounds since a client's cluster last changed
+    told: Int[Array, "restarts clients"] | None = None  # the cluster it is told to train next; -1: none
 
 
 class Step(eqx.Module):
@@ -50,11 +53,9 @@ class Outcome(eqx.Module):
     assignment: Int[Array, "restarts clients"]
     clients: Int[Array, " asked"]
     answered: Bool[Array, " asked"]
+    traffic: Traffic
     clusters: int = eqx.field(static=True)
-    down: int = eqx.field(static=True)  # bytes per client asked
-    up: int = eqx.field(static=True)  # bytes per client that answered
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position and reason
-    unsent: int = eqx.field(static=True, default=0)  # how many of the clients asked were sent nothing
 
     @classmethod
     def of(
@@ -74,11 +75,9 @@ class Outcome(eqx.Module):
             assignment=assignment,
             clients=answers.clients,
             answered=answered.any(1),
+            traffic=answers.traffic,
             clusters=clusters,
-            down=answers.down,
-            up=answers.up,
             failures=answers.failures,
-            unsent=answers.unsent,
         )
 
 
@@ -89,8 +88,8 @@ class Observer(Protocol):
         """The ids of the clients so far, by position, and the shape of an example; None to start afresh."""
         ...
 
-    def resume(self, state: State) -> tuple[State, list[RoundLog]]:
-        """The state to start from, given the initial one, and the rounds that led there."""
+    def resume(self, template: State) -> tuple[State, list[RoundLog]] | None:
+        """The state to start from, of the template's shapes, and the rounds that led there; None if none."""
         ...
 
     def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
@@ -109,8 +108,8 @@ class Unobserved:
     def clients(self) -> None:
         return None
 
-    def resume(self, state: State) -> tuple[State, list[RoundLog]]:
-        return state, []
+    def resume(self, template: State) -> None:
+        return None
 
     def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
         pass
@@ -167,7 +166,8 @@ class RoundAlgorithm(ABC):
         federation = federation.with_learner(learner)
         self.check(federation.clients)
         init = keys.purpose(seed, "init")
-        state, logs = watch.resume(self.start(federation, learner, init))
+        resumed = watch.resume(self.template(federation, learner))
+        state, logs = resumed or (self.start(federation, learner, init), [])
         state = federation.place(state)
         chunk = chunk or (1 if federation.traceable else self.rounds_per_exchange)
         drawn = self._steps(federation, seed, 0, self.rounds) if federation.traceable else None
@@ -235,7 +235,12 @@ class RoundAlgorithm(ABC):
 
     def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
         """The state with room for clients that have joined; `key` is the one that `start` was given."""
-        return dataclasses.replace(state, assignment=_padded(state.assignment, federation.clients))
+        return dataclasses.replace(
+            state,
+            assignment=_padded(state.assignment, federation.clients),
+            steady=None if state.steady is None else _padded(state.steady, federation.clients, 0),
+            told=None if state.told is None else _padded(state.told, federation.clients),
+        )
 
     def participants(self, clients: int) -> int:
         """How many clients are asked in a round."""
@@ -257,6 +262,10 @@ class RoundAlgorithm(ABC):
             raise SettingError(
                 f"participation={self.participation} asks for more than the {clients} clients there are."
             )
+
+    @abstractmethod
+    def template(self, federation: Federation, learner: Learner) -> State:
+        """The shapes of the state, found without asking anybody anything."""
 
     @abstractmethod
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
@@ -290,18 +299,21 @@ def _unstacked(outcomes: Outcome, count: int) -> list[Outcome]:
     return [jax.tree.map(lambda a: a[t], outcomes) for t in range(count)]  # noqa: B023
 
 
-def _padded(assignment: Int[Array, "restarts old"], clients: int) -> Int[Array, "restarts clients"]:
-    missing = clients - assignment.shape[1]
-    return jnp.pad(assignment, ((0, 0), (0, missing)), constant_values=-1) if missing else assignment
+def _padded(
+    known: Int[Array, "restarts old"], clients: int, fill: int = -1
+) -> Int[Array, "restarts clients"]:
+    missing = clients - known.shape[1]
+    return jnp.pad(known, ((0, 0), (0, missing)), constant_values=fill) if missing else known
 
 
 def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids: np.ndarray) -> RoundLog:
     now = np.asarray(outcome.assignment)
     changed = now != before
     clusters = [np.bincount(row[row >= 0], minlength=outcome.clusters) for row in now]
-    answered = int(outcome.answered.sum())
+    answered = np.asarray(outcome.answered)
+    down, spared, up = outcome.traffic.total(answered)
     reasons = dict(outcome.failures)
-    for client in np.asarray(outcome.clients)[~np.asarray(outcome.answered)].tolist():
+    for client in np.asarray(outcome.clients)[~answered].tolist():
         reasons.setdefault(client, "no answer")
     missing: dict[str, list[str]] = {}
     for client, reason in sorted(reasons.items()):
@@ -316,9 +328,10 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids:
             for c, row in zip(changed, now, strict=True)
         ],
         asked=len(outcome.clients),
-        answered=answered,
-        bytes_down=(len(outcome.clients) - outcome.unsent) * outcome.down,
-        bytes_up=answered * outcome.up,
+        answered=int(answered.sum()),
+        bytes_down=down,
+        bytes_spared=spared,
+        bytes_up=up,
         seconds=seconds,
         missing=missing,
     )

@@ -26,6 +26,7 @@ class RoundLog:
     bytes_up: int
     seconds: float
     missing: dict[str, list[str]] = field(default_factory=dict)  # reason: ids of clients left out for it
+    bytes_spared: int = 0  # what more `bytes_down` would be, had all been sent all models: see `settle`
 
     def to_line(self) -> str:
         """As one line of JSON, which knows no NaN: a loss that is none is null."""
@@ -52,6 +53,7 @@ class Round:
     bytes_up: int
     seconds: float
     missing: dict[str, tuple[str, ...]]  # why clients that were asked were left out: reason, ids
+    bytes_spared: int  # what more would have been sent down, had all been sent all models
 
 
 class History(Sequence[Round]):
@@ -89,6 +91,7 @@ class History(Sequence[Round]):
             log.bytes_up,
             log.seconds,
             {reason: tuple(clients) for reason, clients in log.missing.items()},
+            log.bytes_spared,
         )
 
     @property

@@ -11,7 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from coterie import keys
 from coterie.errors import ClientError
-from coterie.federation.program import Program, bytes_of
+from coterie.federation.program import Program
 from coterie.federation.protocol import Answers
 from coterie.learn.shard import Shard
 from coterie.models import stacked
@@ -50,6 +50,5 @@ def ask(
     shape = program.shape(learner, broadcast, shard, own)
     together, answered = jax.tree.map(lambda *a: jnp.stack(a), *replies)
     sums, together = program.reduced(program.start(shape), together, answered)
-    return program.answers(
-        jnp.asarray(positions, jnp.int32), together, answered, sums, bytes_of((broadcast, own)), shape
-    )
+    traffic = program.traffic(broadcast, each, shape)
+    return program.answers(jnp.asarray(positions, jnp.int32), together, answered, sums, traffic)

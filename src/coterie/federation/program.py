@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int, Key, PyTree, UInt32
 
 from coterie import keys
 from coterie.federation import tuning
-from coterie.federation.protocol import Answers, Reduction
+from coterie.federation.protocol import Answers, Reduction, Traffic, bytes_of
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.tasks import Reply, Task, carry_out, shape_of
@@ -152,8 +152,7 @@ class Program:
         replies: Reply,
         answered: Bool[Array, "asked *replicas"],
         sums: Any,
-        down: int,
-        shape: Reply,
+        traffic: Traffic,
     ) -> Answers:
         """What the algorithm is told."""
         if self.replicas is not None and answered.ndim == 1:
@@ -164,9 +163,12 @@ class Program:
             report=replies.report,
             cluster=jnp.asarray(replies.cluster),
             value=replies.value if self.reduce is None else sums,
-            down=down,
-            up=bytes_of(shape) * (self.replicas or 1),
+            traffic=traffic,
         )
+
+    def traffic(self, broadcast: PyTree, each: PyTree, shape: Reply) -> Traffic:
+        """What travels, given the shapes of one reply, when everybody can be reached."""
+        return Traffic.of(broadcast, each, bytes_of(shape) * (self.replicas or 1), self.asked)
 
     def fastest_batches(
         self, learner: Learner, broadcast: PyTree, shares: Sequence[Share], devices: int
@@ -215,13 +217,3 @@ def _some(share: Share, count: int) -> Share:
     first = jax.tree.map(lambda a: a[:count], (share.x, share.y, share.size, share.token, share.each))
     x, y, size, token, each = first
     return Share(x, y, size, token, None, jnp.arange(count), each)
-
-
-def bytes_of(tree: PyTree) -> int:
-    """The bytes that the arrays of a pytree take; numbers that are not arrays take none."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
-    return sum(math.prod(leaf.shape) * _itemsize(leaf) for leaf in leaves)
-
-
-def _itemsize(leaf: Any) -> int:
-    return 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else int(jnp.dtype(leaf.dtype).itemsize)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -33,6 +35,40 @@ class Reduction(Protocol):
     def add(self, sums: Any, replies: Reply, answered: Bool[Array, " clients"]) -> Any: ...
 
 
+class Traffic(eqx.Module):
+    """What an ask moves, in bytes."""
+
+    sent: Bool[Array, " asked"]  # who is sent anything
+    one_model: Bool[Array, " asked"]  # who is sent only one of the models, and not all of them
+    down: int = eqx.field(static=True)  # to each client that is sent all of the models
+    spared: int = eqx.field(static=True)  # how much less it is for one that is sent one model
+    up: int = eqx.field(static=True)  # back from each client that answers
+
+    @classmethod
+    def of(cls, broadcast: PyTree, each: PyTree, up: int, asked: int) -> Traffic:
+        """The traffic of an ask that reaches everybody."""
+        down = bytes_of(broadcast) + bytes_of(each) // asked
+        only = each.get("only") if isinstance(each, dict) else None
+        if only is None:
+            return cls(jnp.ones(asked, bool), jnp.zeros(asked, bool), down, 0, up)
+        models, k = broadcast["models"], jax.tree.leaves(broadcast["models"])[0].shape[only.ndim - 1]
+        one_model = jnp.reshape(only >= 0, (asked, -1)).all(axis=1)
+        return cls(jnp.ones(asked, bool), one_model, down, bytes_of(models) // k * (k - 1), up)
+
+    def only_to(self, some: Bool[Array, " asked"]) -> Traffic:
+        """The same, had nobody else been sent anything."""
+        return dataclasses.replace(self, sent=self.sent & some)
+
+    def __getitem__(self, index: Any) -> Traffic:
+        """The traffic of some of the clients."""
+        return dataclasses.replace(self, sent=self.sent[index], one_model=self.one_model[index])
+
+    def total(self, answered: Bool[np.ndarray, " asked"]) -> tuple[int, int, int]:
+        """Bytes down, bytes that more would have been sent with all models for everybody, bytes up."""
+        spared = int((self.sent & self.one_model).sum()) * self.spared
+        return int(self.sent.sum()) * self.down - spared, spared, int((self.sent & answered).sum()) * self.up
+
+
 class Answers(eqx.Module):
     """The replies to one ask, aligned with the clients that were asked.
 
@@ -45,10 +81,8 @@ class Answers(eqx.Module):
     report: dict[str, Array]  # leading axis asked
     cluster: Int[Array, "asked ..."]
     value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
-    down: int = eqx.field(static=True)  # bytes sent to each client asked
-    up: int = eqx.field(static=True)  # bytes sent back by each client that answers
+    traffic: Traffic
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position, reason
-    unsent: int = eqx.field(static=True, default=0)  # how many of the clients asked were sent nothing
 
 
 def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | None = None) -> Answers:
@@ -67,8 +101,11 @@ def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | N
         value=jax.tree.map(lambda *a: sum(a[1:], a[0]), *values)
         if reduced
         else jax.tree.map(joined, *values),
-        down=parts[0].down,
-        up=parts[0].up,
+        traffic=dataclasses.replace(
+            parts[0].traffic,
+            sent=joined(*[part.traffic.sent for part in parts]),
+            one_model=joined(*[part.traffic.one_model for part in parts]),
+        ),
     )
 
 
@@ -143,7 +180,9 @@ class Federation(Protocol):
         broadcast
             What every client is sent.
         each
-            What each client alone is sent: a pytree with a leading axis aligned with the clients asked.
+            What each client alone is sent: a pytree with a leading axis aligned with the clients asked. By
+            its entry `only` a client is told which of the k stacked `broadcast["models"]` concerns it; it is
+            then sent that one alone. -1: all of them do.
         clients
             Whom to ask, as made by `select`; everybody when None.
         key
@@ -161,6 +200,16 @@ class Federation(Protocol):
     def describe(self) -> dict[str, Any]:
         """How results were computed, to be recorded with them: device, precision and the like."""
         ...
+
+
+def bytes_of(tree: PyTree) -> int:
+    """The bytes that the arrays of a pytree take; numbers that are not arrays take none."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+    return sum(math.prod(leaf.shape) * _itemsize(leaf) for leaf in leaves)
+
+
+def _itemsize(leaf: Any) -> int:
+    return 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else int(jnp.dtype(leaf.dtype).itemsize)
 
 
 def as_federation(train: Shards | Federation) -> Federation:

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Int, Key, PyTree, Shaped, UInt32
 
 from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
 from coterie.federation import debug, streaming
 from coterie.federation.devices import mesh
-from coterie.federation.program import Program, Share, bytes_of
+from coterie.federation.program import Program, Share
 from coterie.federation.protocol import Answers, Reduction
 from coterie.learn import losses
 from coterie.learn.learner import Learner
@@ -178,6 +178,36 @@ class Simulation:
         new._shards, new._device = self._shards, self._device
         return new
 
+    def with_examples(
+        self, x: Shaped[Array, "clients capacity ..."], y: Shaped[Array, "clients capacity ..."]
+    ) -> Simulation:
+        """The same clients, as large as they are, with other examples, which may be traced values.
+
+        So a compiled program can draw its clients' data and train on it. `x` and `y` hold as many examples
+        per client, in the order of their positions, as the largest client has; a smaller one takes the first
+        of them. As inside any compiled program, the result does not know the client ids.
+        """
+        if not self.traceable:
+            raise SettingError("other examples need a simulation whose data lives on the devices.")
+        capacity = max(rows.x.shape[1] for rows in self._rows)
+        for name, array, each in (("x", x, self.spec.x_shape), ("y", y, self.spec.y_shape)):
+            wanted = (self.clients, capacity, *each)
+            if array.shape != wanted:
+                raise SettingError(f"{name} must have shape {wanted} for these clients, not {array.shape}.")
+
+        def filled(rows: Rows) -> Rows:
+            # a blank row holds what the last client holds
+            client, width = jnp.minimum(rows.place, self.clients - 1), rows.x.shape[1]
+            return Rows(
+                x=x[client, :width].astype(rows.x.dtype),
+                y=y[client, :width].astype(rows.y.dtype),
+                size=rows.size,
+                token=rows.token,
+                place=rows.place,
+            )
+
+        return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
+
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
         positions = np.asarray(positions)
         if positions.size == 0 or not 0 <= positions.min() <= positions.max() < self.clients:
@@ -329,8 +359,7 @@ def _ask(
     places = jnp.concatenate([share.place for share in shares])
     back = jnp.zeros(len(asked), jnp.int32).at[places].set(jnp.arange(len(places)), mode="drop")
     replies, answered = jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *kept)
-    down = bytes_of((broadcast, jax.tree.map(lambda a: a[0], each)))
-    return program.answers(asked, replies, answered, sums, down, shape)
+    return program.answers(asked, replies, answered, sums, program.traffic(broadcast, each, shape))
 
 
 def _shares(buckets: tuple[Rows, ...], each: PyTree, clients: Chosen | None, asked: int) -> tuple[Share, ...]:

@@ -64,6 +64,5 @@ def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool) -> 
         report=jax.tree.map(lambda a: a[:count], answers.report),
         cluster=answers.cluster[:count],
         value=value,
-        down=answers.down,
-        up=answers.up,
+        traffic=answers.traffic[:count],
     )

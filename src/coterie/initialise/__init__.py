@@ -1,5 +1,8 @@
 """How the k models start."""
 
+from coterie.initialise.farthest import FarthestLoss
+from coterie.initialise.given import Given
+from coterie.initialise.one_shot import OneShot
 from coterie.initialise.random import Random
 
-__all__ = ["Random"]
+__all__ = ["FarthestLoss", "Given", "OneShot", "Random"]

@@ -10,8 +10,10 @@ TASKS: dict[str, Task] = {
     for task in (
         tasks.choose_and_train,
         tasks.choose_and_gradient,
+        tasks.weigh_and_train,
         tasks.train,
         tasks.losses,
+        tasks.size,
         tasks.evaluate,
     )
 }

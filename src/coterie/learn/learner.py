@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie.data.shards import Spec
 from coterie.errors import LearnerError
 from coterie.learn import losses
-from coterie.learn.local import SGD, LocalUpdate
+from coterie.learn.local import SGD, LocalUpdate, Objective
 from coterie.learn.shard import Shard
 from coterie.models.layers import Model, Sized
+
+Within = Callable[[PyTree], PyTree]
+
+
+def itself(model: PyTree) -> PyTree:
+    """A model that is whole already."""
+    return model
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["local"], meta_fields=["model", "loss"])
@@ -29,7 +39,7 @@ class Learner:
     loss
         `"cross_entropy"`, `"squared"`, `"half_squared"`, or a function (outputs, y) -> one per example.
     local
-        How a client trains: `SGD(...)` or `Optax(...)`.
+        How a client trains: `SGD(...)`, `Optax(...)` or `Proximal(...)`.
     """
 
     model: Model
@@ -79,7 +89,11 @@ class Learner:
 
     def shapes(self, spec: Spec) -> PyTree:
         """The shapes of the parameters for data of that shape."""
-        return jax.eval_shape(lambda key: self.init(key, spec), jax.random.key(0))
+        return self.shapes_for(spec.example())
+
+    def shapes_for(self, x: Array | np.ndarray) -> PyTree:
+        """The shapes of the parameters for such features."""
+        return jax.eval_shape(lambda key: self.model.init(key, x[:1]), jax.random.key(0))
 
     def per_example(self, params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
         """The loss of every example of a batch."""
@@ -89,9 +103,9 @@ class Learner:
         """F_i: the mean loss over a client's examples."""
         return shard.mean(self.per_example(params, shard.x, shard.y))
 
-    def shard_losses(self, models: PyTree, shard: Shard) -> Float[Array, " k"]:
-        """F_i of each of k stacked models."""
-        return jax.vmap(self.shard_loss, in_axes=(0, None))(models, shard)
+    def shard_losses(self, models: PyTree, shard: Shard, within: Within = itself) -> Float[Array, " k"]:
+        """F_i of each of k stacked models, or of parts that `within` makes whole models of."""
+        return jax.vmap(lambda part: self.shard_loss(within(part), shard))(models)
 
     def shard_accuracy(self, params: PyTree, shard: Shard) -> Float[Array, ""]:
         """The fraction of a client's examples that are classified right; NaN where y is not a label."""
@@ -99,10 +113,31 @@ class Learner:
             return jnp.asarray(jnp.nan)
         return shard.mean(losses.correct(self.model.apply(params, shard.x), shard.y))
 
-    def gradient(self, params: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
-        """The gradient of F_i; of a random batch where the local update has a batch size."""
-        return self.local.gradient(self.per_example, params, shard, key)
+    def gradient(self, start: PyTree, shard: Shard, key: Key[Array, ""], within: Within = itself) -> PyTree:
+        """The gradient of F_i; of a random batch where the local update has a batch size.
 
-    def train(self, params: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]) -> PyTree:
-        """The local update rule, applied to one client's shard."""
-        return self.local.run(self.per_example, params, shard, key, round_)
+        `start` are the parameters, or a part of them that `within` makes a whole of.
+        """
+        return self.local.gradient(self._objective(within), start, shard, key)
+
+    def train(
+        self,
+        start: PyTree,
+        shard: Shard,
+        key: Key[Array, ""],
+        round_: Int[Array, ""],
+        within: Within = itself,
+        label: Any = 1.0,
+    ) -> PyTree:
+        """The local update rule, applied to one client's shard; its loss counts `label` times."""
+        return self.local.run(self._objective(within, label), start, shard, key, round_)
+
+    def _objective(self, within: Within, label: Any = 1.0) -> Objective:
+        curvature = losses.CURVATURE.get(losses.named(self.loss))
+        linear = getattr(self.model, "linear_in_parameters", False) and curvature is not None
+        return Objective(
+            per_example=lambda part, x, y: self.per_example(within(part), x, y),
+            weight=label,
+            outputs=(lambda part, x: self.model.apply(within(part), x)) if linear else None,
+            curvature=curvature or 1.0,
+        )

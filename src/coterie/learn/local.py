@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,61 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from coterie.errors import SettingError
 from coterie.learn.shard import Shard, masked_mean
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 PerExample = Callable[[PyTree, Array, Array], Float[Array, " examples"]]
-Rule = TypeVar("Rule", bound="LocalUpdate")
+Rule = TypeVar("Rule", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a client makes small: the mean over its examples of their loss, times `weight`.
+
+    Attributes
+    ----------
+    per_example
+        The loss of every example of a batch, given a model.
+    weight
+        The client's label for the model: how much its loss counts.
+    outputs, curvature
+        Where the loss is curvature/2 * |outputs - y|^2 with outputs that are linear in the model, so that it
+        can be made smallest in one go: what the model gives for a batch. None elsewhere.
+    """
+
+    per_example: PerExample
+    weight: Any = 1.0
+    outputs: Callable[[PyTree, Array], Array] | None = None
+    curvature: float = 1.0
+
+    def mean(self, model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
+        return jnp.asarray(self.weight * masked_mean(self.per_example(model, x, y), mask))
+
+
+class LocalUpdate(ABC):
+    """What a client does to a model."""
+
+    @abstractmethod
+    def run(
+        self, objective: Objective, start: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]
+    ) -> PyTree:
+        """Train from `start` on one shard and return the new model."""
+
+    def gradient(self, objective: Objective, model: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
+        """The gradient of the objective; of a random batch, where the rule has a batch size."""
+        return jax.grad(objective.mean)(model, shard.x, shard.y, shard.mask)
+
+    def rate(self, round_: Int[Array, ""]) -> Float[Array, "*restarts"]:
+        """The step size of a round, for a server that takes the steps itself."""
+        lr = getattr(self, "lr", None)
+        if lr is None:
+            raise SettingError("averaging gradients needs a step size: give local=SGD(lr=...).")
+        decay = jnp.asarray(getattr(self, "decay", 1.0), jnp.float32)
+        return jnp.asarray(lr * jnp.power(decay, round_))
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalUpdate(ABC):
+class Steps(LocalUpdate):
     """How long and on which examples a client trains; subclasses say with which optimiser.
 
     Parameters
@@ -68,21 +117,15 @@ class LocalUpdate(ABC):
         """The Optax optimiser of one round."""
 
     def run(
-        self,
-        per_example: PerExample,
-        start: PyTree,
-        shard: Shard,
-        key: Key[Array, ""],
-        round_: Int[Array, ""],
+        self, objective: Objective, start: PyTree, shard: Shard, key: Key[Array, ""], round_: Int[Array, ""]
     ) -> PyTree:
-        """Train from `start` on one shard and return the new model."""
         optimiser = self.optimiser()
         if self.clip is not None:
             optimiser = optax.chain(optax.clip_by_global_norm(self.clip), optimiser)
         scale = jnp.power(jnp.asarray(self.decay, jnp.float32), round_)
 
-        def objective(model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
-            loss = masked_mean(per_example(model, x, y), mask)
+        def near_start(model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
+            loss = objective.mean(model, x, y, mask)
             if self.proximal:
                 away = jax.tree.map(jnp.subtract, model, start)
                 loss += self.proximal / 2 * optax.tree.norm(away, squared=True)
@@ -91,7 +134,7 @@ class LocalUpdate(ABC):
         def step(carry: tuple[PyTree, Any], s: Int[Array, ""]) -> tuple[tuple[PyTree, Any], None]:
             model, state = carry
             x, y, mask, active = self._batch(shard, key, s)
-            gradient = jax.grad(objective)(model, x, y, mask)
+            gradient = jax.grad(near_start)(model, x, y, mask)
             updates, new_state = optimiser.update(gradient, state, model)
             new = optax.apply_updates(model, optax.tree.scale(scale, updates)), new_state
             if self.epochs is None:
@@ -104,17 +147,9 @@ class LocalUpdate(ABC):
         (model, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), jnp.arange(total))
         return model
 
-    def gradient(self, per_example: PerExample, model: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
-        """The gradient of the first batch, or of the whole shard where there is no batch size."""
+    def gradient(self, objective: Objective, model: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
         x, y, mask, _ = self._batch(shard, key, jnp.asarray(0))
-        return jax.grad(lambda m: masked_mean(per_example(m, x, y), mask))(model)
-
-    def rate(self, round_: Int[Array, ""]) -> Float[Array, ""]:
-        """The step size of a round, for a server that takes the steps itself."""
-        lr = getattr(self, "lr", None)
-        if lr is None:
-            raise SettingError("averaging gradients needs a step size: give local=SGD(lr=...).")
-        return jnp.asarray(lr * jnp.power(jnp.asarray(self.decay, jnp.float32), round_))
+        return jax.grad(objective.mean)(model, x, y, mask)
 
     def _batch(
         self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]
@@ -163,7 +198,7 @@ def register(rule: type[Rule]) -> type[Rule]:
 
 @register
 @dataclass(frozen=True)
-class SGD(LocalUpdate):
+class SGD(Steps):
     """(Stochastic) gradient descent with optional momentum and weight decay."""
 
     lr: float = 0.1
@@ -189,7 +224,7 @@ class SGD(LocalUpdate):
 
 @register
 @dataclass(frozen=True)
-class Optax(LocalUpdate):
+class Optax(Steps):
     """Any Optax optimiser, such as `Optax(optax.adam(1e-3), epochs=1, batch_size=50)`.
 
     Its state starts afresh in every round, as a client that is asked now and then would have it.

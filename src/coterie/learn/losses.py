@@ -32,6 +32,9 @@ def half_squared(outputs: Array, y: Array) -> Float[Array, " examples"]:
 
 NAMED: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared": squared, "half_squared": half_squared}
 
+# the losses that are c/2 * |f - y|^2, and their c
+CURVATURE: dict[Loss, float] = {squared: 2.0, half_squared: 1.0}
+
 
 def named(loss: str | Loss) -> Loss:
     """The loss of that name; a function (outputs, y) -> one number per example is returned as it is."""

@@ -8,7 +8,7 @@ other clients, batching, devices or messages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 
 from coterie import keys
-from coterie.learn.learner import Learner
+from coterie.learn.learner import Learner, Within, itself
 from coterie.learn.shard import Shard
 from coterie.models import stacked
 
@@ -79,30 +79,83 @@ def lowest(losses: Float[Array, "*batch k"]) -> Int[Array, "*batch"]:
 def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
     """Find the model of lowest loss among k and train it on the shard: one exchange per round.
 
-    Broadcast: `models` (k stacked), `round`, and `by_examples` where a client counts once per example;
-    otherwise it counts once, and has no say in it.
+    Broadcast: `models`, stacked, and `round`; and where they apply
+    - `shared`, arrays by name that all models have in common; `models` are then the arrays that they do not;
+    - `frozen`: what is shared is not trained, and does not travel back;
+    - `by_examples`: a client counts once per example. Otherwise it counts once, and has no say in it;
+    - `slices`, a number: a client finds its model on one of so many disjoint slices of its shard, and trains
+      it on another, both of them new in every round.
+    Each: `only`, the number of the model to train whatever the others' losses, or -1 to choose; or nothing.
     """
-    losses = learner.shard_losses(broadcast["models"], shard)
-    cluster = lowest(losses)
-    model = learner.train(stacked.take(broadcast["models"], cluster), shard, key, broadcast["round"])
-    return Reply(
-        report={"loss": losses[cluster]},
-        value=model,
-        cluster=cluster,
-        weight=_weight(shard, broadcast),
-    )
+    chosen = _choose(learner, broadcast, each, shard)
+    trained = learner.train(chosen.model, chosen.shard, key, broadcast["round"], chosen.within)
+    return chosen.reply(trained, shard, broadcast)
 
 
 def choose_and_gradient(
     learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]
 ) -> Reply:
-    """Find the model of lowest loss among k and send its gradient. Broadcast: as for `choose_and_train`."""
-    losses = learner.shard_losses(broadcast["models"], shard)
+    """Find the model of lowest loss among k and send its gradient; otherwise as `choose_and_train`."""
+    chosen = _choose(learner, broadcast, each, shard)
+    gradient = learner.gradient(chosen.model, chosen.shard, key, chosen.within)
+    return chosen.reply(gradient, shard, broadcast)
+
+
+class _Chosen(NamedTuple):
+    """The model that a client takes, and on what it trains it."""
+
+    cluster: Int[Array, ""]
+    loss: Float[Array, ""]
+    model: PyTree  # what is trained of it
+    within: Within  # makes that a whole model
+    shard: Shard
+
+    def reply(self, value: PyTree, whole: Shard, broadcast: Any) -> Reply:
+        return Reply({"loss": self.loss}, value, self.cluster, _weight(whole, broadcast))
+
+
+def _choose(learner: Learner, broadcast: Any, each: Any, shard: Shard) -> _Chosen:
+    looked_at = trained_on = shard
+    if "slices" in broadcast:
+        first = 2 * broadcast["round"]
+        looked_at, trained_on = (shard.slice(first + i, broadcast["slices"]) for i in (0, 1))
+    within = _within(learner, broadcast, shard)
+    losses = learner.shard_losses(broadcast["models"], looked_at, within)
     cluster = lowest(losses)
+    if each is not None:
+        cluster = jnp.where(each["only"] < 0, cluster, each["only"])
+    own = stacked.take(broadcast["models"], cluster)
+    if "frozen" not in broadcast:
+        own, within = within(own), itself
+    return _Chosen(cluster, losses[cluster], own, within, trained_on)
+
+
+def _within(learner: Learner, broadcast: Any, shard: Shard) -> Within:
+    """How a model is made of its own arrays: with the shared ones, where there are any."""
+    if "shared" not in broadcast:
+        return itself
+    like = learner.shapes_for(shard.x)
+    return lambda own: stacked.from_named({**own, **broadcast["shared"]}, like)
+
+
+def weigh_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
+    """Train each of k models as far as the client belongs to it: soft labels.
+
+    The labels lambda minimise sum_l lambda_l F_i(theta_l) + temperature * sum_l lambda_l log lambda_l over
+    the simplex: without the second term that is the model of lowest loss alone.
+    Broadcast: `models`, `round`, `temperature`, and `by_examples` as for `choose_and_train`.
+    """
+    losses = learner.shard_losses(broadcast["models"], shard)
+    known = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+    labels = jax.nn.softmax(-(known - known.min()) / broadcast["temperature"])
+
+    def trained(model: PyTree, label: Float[Array, ""]) -> PyTree:
+        return learner.train(model, shard, key, broadcast["round"], label=label)
+
     return Reply(
-        report={"loss": losses[cluster]},
-        value=learner.gradient(stacked.take(broadcast["models"], cluster), shard, key),
-        cluster=cluster,
+        report={"loss": jnp.sum(jnp.where(labels > 0, labels * losses, 0)), "labels": labels},
+        value=jax.vmap(trained)(broadcast["models"], labels),
+        cluster=lowest(losses),
         weight=_weight(shard, broadcast),
     )
 
@@ -121,6 +174,11 @@ def train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Ar
 
     model, losses = jax.lax.scan(once, each["model"], (broadcast["rounds"], each["takes_part"]))
     return Reply(report={"loss": losses}, value=model)
+
+
+def size(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
+    """How many examples the client has."""
+    return Reply(report={"examples": shard.size})
 
 
 def losses(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:

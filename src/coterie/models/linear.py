@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Array
 
@@ -18,6 +18,7 @@ class Linear(Sized):
     """
 
     bias: bool = False
+    linear_in_parameters: ClassVar[bool] = True
 
     def init(self, key: Any, x: Array) -> Layers:
         return dense_stack([width(x.shape[1:]), width(self.output_shape)], self.bias, key)

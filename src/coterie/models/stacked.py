@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -36,6 +37,11 @@ def repeated(one: PyTree, k: int) -> PyTree:
 def expand(vector: Array, like: Array) -> Array:
     """`vector` with axes of length one appended, so that it broadcasts against `like`."""
     return vector.reshape(vector.shape + (1,) * (like.ndim - vector.ndim))
+
+
+def where(condition: Array, models: PyTree, others: PyTree) -> PyTree:
+    """One of two stacks of models in each place of the leading axis."""
+    return jax.tree.map(lambda a, b: jnp.where(expand(condition, a), a, b), models, others)
 
 
 def to_matrix(models: PyTree) -> Float[Array, "k d"]:
@@ -85,6 +91,16 @@ def named(tree: PyTree) -> dict[str, Array]:
 def name_of(path: Any) -> str:
     """A pytree path as a dotted name."""
     return jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+
+
+def part(tree: PyTree, names: Container[str]) -> dict[str, Array]:
+    """Those of the arrays of a pytree that have these names."""
+    return {name: leaf for name, leaf in named(tree).items() if name in names}
+
+
+def with_part(tree: PyTree, arrays: Mapping[str, Any]) -> PyTree:
+    """The pytree with the arrays of these names replaced."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(name_of(path), leaf), tree)
 
 
 def from_named(arrays: dict[str, Any], like: PyTree) -> PyTree:

@@ -142,16 +142,17 @@ class Recorder:
         except (SafetensorError, TypeError, KeyError, ValueError) as error:
             raise self._unfit(error) from error
 
-    def resume(self, state: State) -> tuple[State, list[RoundLog]]:
+    def resume(self, template: State) -> tuple[State, list[RoundLog]] | None:
         """The state after the last checkpointed round, and the rounds so far; see `Observer`."""
-        done = 0
-        if self._checkpoint.exists():
-            try:
-                with safe_open(self._checkpoint, framework="numpy") as file:
-                    done = int((file.metadata() or {})["rounds"])
-                state = stacked.from_named(storage.read_arrays(self._checkpoint), state)
-            except (SafetensorError, KeyError, ValueError, SettingError) as error:
-                raise self._unfit(error) from error
+        if not self._checkpoint.exists():
+            storage.write_text(self._rounds, "")
+            return None
+        try:
+            with safe_open(self._checkpoint, framework="numpy") as file:
+                done = int((file.metadata() or {})["rounds"])
+            state: State = stacked.from_named(storage.read_arrays(self._checkpoint), template)
+        except (SafetensorError, KeyError, ValueError, SettingError) as error:
+            raise self._unfit(error) from error
         # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
         lines = self._rounds.read_bytes().splitlines()[:done] if self._rounds.exists() else []
         try:
@@ -165,8 +166,7 @@ class Recorder:
                 f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
             )
         storage.write_text(self._rounds, "".join(log.to_line() + "\n" for log in logs))
-        if logs:
-            self._show(logs, done)
+        self._show(logs, done)
         return state, logs
 
     def _unfit(self, error: Exception) -> RunFolderError:

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from coterie.data.shards import Shards, Spec
 from coterie.errors import DataError, SettingError
-from coterie.learn.local import LocalUpdate
+from coterie.learn.local import Steps
 from coterie.torch.seeds import seeded
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -42,7 +42,7 @@ class Examples:
         """Every example once, also those that `drop_last` leaves out of training."""
         return self._checked(_whole(self.loader))
 
-    def training(self, local: LocalUpdate) -> Iterator[Batch]:
+    def training(self, local: Steps) -> Iterator[Batch]:
         """The batches of a local update: whole passes, or as many steps, going round and round the loader."""
         passes = count() if local.epochs is None else range(local.epochs)
         return islice(chain.from_iterable(self._checked(self.loader) for _ in passes), local.steps)
@@ -51,7 +51,7 @@ class Examples:
         """The first batch alone."""
         return islice(self._checked(self.loader), 1)
 
-    def check(self, local: LocalUpdate) -> None:
+    def check(self, local: Steps) -> None:
         """See that a loader gives what the local update counts on."""
         size = self.loader.batch_size
         if local.batch_size is not None and size not in (None, local.batch_size):
@@ -78,7 +78,7 @@ class Examples:
             for x, y in self._checked(_whole(self.loader)):
                 spec = Shards.from_lists([_array(x)], [_array(y)], [self.client], classes=classes).spec
                 found = found or spec
-                if replace(spec, classes=None) != replace(found, classes=None):
+                if spec.kind != found.kind:
                     raise DataError(f"client {self.client!r} has examples of {found} and of {spec}.")
                 if classes is not None or spec.classes is None:
                     break
@@ -116,21 +116,22 @@ class Examples:
                 f"the {self.split} loader of client {self.client!r} gives features of shape {tuple(x.shape)} "
                 f"with targets of shape {tuple(y.shape)}: they need one row per example each."
             )
-        spec = self.spec
-        if spec is None:
-            return x, y
-        theirs = spec.x_shape, spec.x_dtype, spec.y_shape, spec.y_dtype
-        mine = tuple(x.shape[1:]), _dtype(x), tuple(y.shape[1:]), _dtype(y)
-        if mine != theirs:
-            raise DataError(f"client {self.client!r} has examples of {Spec(*mine)}, the federation {spec}.")
-        if spec.classes is not None:
-            lowest, highest = int(y.min()), int(y.max())
-            if lowest < 0 or highest >= spec.classes:
-                raise DataError(
-                    f"client {self.client!r}: label {lowest if lowest < 0 else highest} is outside the "
-                    f"classes 0 to {spec.classes - 1}."
-                )
+        if self.spec is not None:
+            self._see_that_it_fits(x, y, self.spec)
         return x, y
+
+    def _see_that_it_fits(self, x: torch.Tensor, y: torch.Tensor, spec: Spec) -> None:
+        labels = np.dtype(_dtype(y)).kind in "iu"  # as in `Shards`
+        lowest, highest = (int(y.min()), int(y.max())) if labels else (0, -1)
+        classes = highest + 1 if labels else None
+        mine = Spec(tuple(x.shape[1:]), _dtype(x), tuple(y.shape[1:]), _dtype(y), classes)
+        if mine.kind != spec.kind:
+            raise DataError(f"client {self.client!r} has examples of {mine}, the federation {spec}.")
+        if lowest < 0 or not mine.fits(spec):
+            raise DataError(
+                f"client {self.client!r}: label {lowest if lowest < 0 else highest} is outside the "
+                f"classes 0 to {(spec.classes or 0) - 1}."
+            )
 
 
 def _loader(client: str, split: str, source: Any, batch_size: int | None) -> Any:

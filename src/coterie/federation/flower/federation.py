@@ -137,9 +137,9 @@ class FlowerFederation:
         failures: dict[int, str] = {}
         nodes = self._reachable(positions, needed, failures)
         names = [self._roster.ids[position] for position in positions]
-        letters = replies.letters(nodes, names, self._split, jax.random.key(0) if key is None else key)
+        contents = replies.asks(nodes, names, self._split, jax.random.key(0) if key is None else key)
         index_of = {node: i for i, node in nodes.items()}
-        for node, records in self._post.exchange(letters, wire.ASK, self._terms.deadline):
+        for node, records in self._post.exchange(contents, wire.ASK, self._terms.deadline):
             index = index_of[node]
             try:
                 partly = replies.add(index, records)
@@ -152,7 +152,7 @@ class FlowerFederation:
                     failures[int(positions[index])] = partly
         if replies.count < needed:
             raise self._too_few(replies.count, needed, positions, failures)
-        return replies.answers(positions, tuple(failures.items()), len(positions) - len(nodes))
+        return replies.answers(positions, tuple(failures.items()), nodes)
 
     def _reachable(self, positions: np.ndarray, needed: int, failures: dict[int, str]) -> dict[int, int]:
         """The nodes of the clients asked that can be asked now, by index, once there are enough of them."""

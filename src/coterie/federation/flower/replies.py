@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Key, PyTree
 
 from coterie.data.shards import Spec
 from coterie.federation.flower import wire
-from coterie.federation.program import Program, bytes_of
+from coterie.federation.program import Program
 from coterie.federation.protocol import Answers
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
@@ -62,6 +62,8 @@ class Replies:
         tree = wire.flatten(wire.reply_tree(self._blank, self._shape), self._model)
         self._expected = {name: (array.shape, array.dtype) for name, array in tree.items()}
         self._sums = program.start(self._shape)
+        self._traffic = program.traffic(broadcast, each, self._shape)
+        self._one_model = np.asarray(self._traffic.one_model)
         self._kept: dict[int, tuple[Reply, Bool[np.ndarray, " replicas"]]] = {}
 
     @property
@@ -69,7 +71,7 @@ class Replies:
         """How many clients have given a reply that can be used."""
         return len(self._kept)
 
-    def letters(
+    def asks(
         self, nodes: Mapping[int, int], names: Sequence[str], split: str, key: Key[Array, ""]
     ) -> dict[int, RecordDict]:
         """What each node is sent.
@@ -78,22 +80,37 @@ class Replies:
         the ids of all of these.
         """
         # one record for all: what is equal for everybody is kept, and sent to the SuperLink, once
-        broadcast = wire.flatten(self._broadcast, self._model)
-        shared = wire.to_record(broadcast)
+        whole = wire.to_record(wire.flatten(self._broadcast, self._model))
         words = np.asarray(jax.random.key_data(key))
-        return {
-            node: wire.Ask(
+        contents = {}
+        for index, node in nodes.items():
+            broadcast, each = self._broadcast, stacked.take(self._each, index)
+            if self._one_model[index]:
+                broadcast, each = self._with_one_model(each)
+            ask = wire.Ask(
                 client=names[index],
                 task=self._program.task.__name__,
                 split=split,
                 spec=self._spec,
                 replicas=self._program.replicas,
                 key=words,
-                broadcast=broadcast,
-                each=wire.flatten(stacked.take(self._each, index), self._model),
-            ).records(shared)
-            for index, node in nodes.items()
-        }
+                broadcast=wire.flatten(broadcast, self._model),
+                each=wire.flatten(each, self._model),
+            )
+            contents[node] = ask.records(None if self._one_model[index] else whole)
+        return contents
+
+    def _with_one_model(self, each: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a client is sent that is told which of the models concerns it: that one, as number 0."""
+        only = each["only"]
+
+        def picked(leaf: np.ndarray) -> Any:
+            if self._program.replicas is None:
+                return leaf[only][None]
+            return leaf[np.arange(len(only)), only][:, None]
+
+        models = jax.tree.map(picked, self._broadcast["models"])
+        return {**self._broadcast, "models": models}, {**each, "only": np.zeros_like(only)}
 
     def add(self, index: int, records: RecordDict | wire.Unreadable) -> str | None:
         """Take in the reply of the client asked at `index`.
@@ -105,7 +122,7 @@ class Replies:
         reply = Reply(
             tree.get("report", {}),
             tree.get("value"),
-            tree.get("cluster", self._blank.cluster),
+            self._each["only"][index] if self._one_model[index] else tree.get("cluster", self._blank.cluster),
             tree.get("weight", self._blank.weight),
         )
         faults = self._faults(reply)
@@ -128,47 +145,46 @@ class Replies:
     def _faults(self, reply: Reply) -> list[str | None]:
         """For each replica, what makes the reply unusable."""
         count = self._program.replicas or 1
+        faults: list[str | None] = [None] * count
         values = _rows(reply.value, count)
         if values is None:
-            return [
-                None
-            ] * count  # numbers that are only reported may be NaN: an accuracy where there is none
+            # numbers that are only reported may be NaN: an accuracy where there is none
+            return faults
         numbers = np.concatenate([a for a in (values, _rows(reply.report, count)) if a is not None], axis=1)
         weight, cluster = (np.reshape(a, count) for a in (reply.weight, reply.cluster))
         clusters = np.inf if self._program.reduce is None else self._program.reduce.k
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.linalg.norm(values.astype(np.float64), axis=1)
-        faults: list[str | None] = []
         for r in range(count):
             if not np.isfinite(numbers[r]).all() or not np.isfinite(weight[r]):
-                faults.append(NOT_FINITE)
+                faults[r] = NOT_FINITE
             elif norms[r] > self._max_norm:
-                faults.append(f"norm {norms[r]:.3g} of its reply is above {self._max_norm:g}")
+                faults[r] = f"norm {norms[r]:.3g} of its reply is above {self._max_norm:g}"
             elif not 0 <= cluster[r] < clusters:
-                faults.append(f"it names a cluster {cluster[r]} that does not exist")
+                faults[r] = f"it names a cluster {cluster[r]} that does not exist"
             elif not 0 <= weight[r] <= MAX_WEIGHT:
-                faults.append(f"its weight {weight[r]:g} is not a number of examples")
-            else:
-                faults.append(None)
+                faults[r] = f"its weight {weight[r]:g} is not a number of examples"
         return faults
 
-    def answers(self, positions: np.ndarray, failures: tuple[tuple[int, str], ...], unsent: int) -> Answers:
-        """What the algorithm is told: whose replies count, why others' do not, how many were sent nothing."""
-        blank = (
-            self._blank if self._program.reduce is None else Reply(self._blank.report, None, *self._rest())
-        )
+    def answers(
+        self, positions: np.ndarray, failures: tuple[tuple[int, str], ...], sent: Iterable[int]
+    ) -> Answers:
+        """What the algorithm is told: whose replies count, why others' do not, and who was sent anything.
+
+        `sent` has the index of each of these among those to ask.
+        """
+        blank = self._blank
+        if self._program.reduce is not None:
+            blank = Reply(blank.report, None, blank.cluster, blank.weight)
         nobody = np.zeros(self._program.replicas or 1, bool)
         each = [self._kept.get(i, (blank, nobody)) for i in range(len(positions))]
         replies, answered = jax.tree.map(
             lambda *a: jnp.asarray(np.stack(a)), *[(reply, self._mask(usable)) for reply, usable in each]
         )
-        down = bytes_of((self._broadcast, stacked.take(self._each, 0)))
+        traffic = self._traffic.only_to(jnp.asarray(np.isin(np.arange(len(positions)), list(sent))))
         clients = jnp.asarray(positions, jnp.int32)
-        answers = self._program.answers(clients, replies, answered, self._sums, down, self._shape)
-        return dataclasses.replace(answers, failures=failures, unsent=unsent)
-
-    def _rest(self) -> tuple[Any, Any]:
-        return self._blank.cluster, self._blank.weight
+        answers = self._program.answers(clients, replies, answered, self._sums, traffic)
+        return dataclasses.replace(answers, failures=failures)
 
 
 @partial(jax.jit, static_argnums=0)

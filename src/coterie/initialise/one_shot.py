@@ -1,0 +1,95 @@
+"""Clients train alone, and their models are clustered once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from coterie.errors import FederationError, SettingError
+from coterie.federation.protocol import Federation
+from coterie.initialise.random import Random
+from coterie.learn import tasks
+from coterie.learn.learner import Learner
+from coterie.models import stacked
+
+
+@dataclass(frozen=True)
+class OneShot:
+    """k-means on the models of clients that each train on their own shard, from the same fresh model.
+
+    Parameters
+    ----------
+    rounds
+        For how many rounds of its local update a client trains alone.
+
+    It takes one exchange, in which every client sends its model. `IFCA(init=OneShot())` is ONE_SHOT-IFCA.
+    """
+
+    rounds: int = 20
+
+    def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
+        return self.grouped(federation, learner, keys)[0]
+
+    def grouped(
+        self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]
+    ) -> tuple[PyTree, Int[np.ndarray, "restarts clients"]]:
+        """The means of the groups, (restarts, k, ...), and every client's group; -1 if it did not answer."""
+        if self.rounds < 1:
+            raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
+        restarts, k = keys.shape
+        fresh = stacked.take(Random()(federation, learner, keys[:, :1]), (slice(None), 0))
+        models, answered = trained_alone(federation, learner, fresh, self.rounds, keys[0, 0])
+        labels = np.full((restarts, federation.clients), -1)
+        means = []
+        for r in range(restarts):
+            here = np.flatnonzero(answered[:, r])
+            if len(here) < k:
+                raise FederationError(f"{len(here)} clients answered, but k={k} groups need as many of them.")
+            own = stacked.take(models, (here, r))
+            seed = int(jax.random.key_data(keys[r, 0])[-1])
+            labels[r, here] = k_means(np.asarray(stacked.to_matrix(own)), k, seed)
+            member = jax.nn.one_hot(labels[r, here], k) / np.bincount(labels[r, here], minlength=k)
+            means.append(jax.tree.map(lambda a: jnp.einsum("ck,c...->k...", member, a), own))  # noqa: B023
+        return jax.tree.map(lambda *a: jnp.stack(a), *means), labels
+
+
+def trained_alone(
+    federation: Federation,
+    learner: Learner,
+    start: PyTree,
+    rounds: int,
+    key: Key[Array, ""],
+    clients: Int[np.ndarray, " some"] | None = None,
+) -> tuple[PyTree, np.ndarray]:
+    """Have clients train the models they are given (one per restart) by themselves, in one exchange.
+
+    Returns their models, (clients, restarts, ...), and who answered for which restart.
+    """
+    count = federation.clients if clients is None else len(clients)
+    restarts = stacked.count(start)
+    answers = federation.ask(
+        tasks.train,
+        {"rounds": jnp.broadcast_to(jnp.arange(rounds), (restarts, rounds))},
+        each={
+            "model": jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), start),
+            "takes_part": jnp.ones((count, restarts, rounds), bool),
+        },
+        clients=None if clients is None else federation.select(clients),
+        key=key,
+        replicas=restarts,
+    )
+    return answers.value, np.asarray(answers.answered)
+
+
+def k_means(points: Float[np.ndarray, "points d"], k: int, seed: int) -> Int[np.ndarray, " points"]:
+    """k groups, none of them empty, by k-means with k-means++ starts."""
+    from sklearn.cluster import KMeans  # slow to import, and seldom needed
+
+    if len(np.unique(points, axis=0)) < k:
+        raise SettingError(f"fewer than {k} clients' models differ: train them for longer, or lower k.")
+    labels: np.ndarray = KMeans(k, n_init=10, random_state=seed % 2**32).fit_predict(points)
+    return labels

@@ -1,0 +1,64 @@
+"""Re-sampling: in every round one slice of the shard for the identity and another one for the gradient."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import gradient, loss
+
+import coterie as ct
+from coterie.errors import SettingError
+from coterie.learn.shard import Shard
+from coterie.models import stacked
+
+DIM, K, ROUNDS, GAMMA = 4, 2, 3, 0.2
+SIZES = [6, 9, 12, 25, 7, 40]
+
+
+def test_slices_are_disjoint_and_make_up_the_shard():
+    shard = Shard(jnp.arange(16.0), jnp.zeros(16), jnp.asarray(11))
+    slices = [np.asarray(shard.slice(jnp.asarray(i), jnp.asarray(4)).mask) for i in range(4)]
+    np.testing.assert_array_equal(np.sum(slices, axis=0), shard.mask)
+    assert [int(s.sum()) for s in slices] == [3, 3, 3, 2]
+    assert int(shard.slice(jnp.asarray(3), jnp.asarray(4)).size) == 2
+
+
+def test_a_slice_of_a_batched_shard_trains_on_its_own_examples():
+    # examples are one-hot, so that the model tells which of them it was trained on
+    n, d = 10, 12
+    x = np.zeros((n, d), np.float32)
+    x[np.arange(n), np.arange(n)] = 1
+    shard = Shard(jnp.asarray(x), jnp.ones(n, jnp.float32), jnp.asarray(9)).slice(jnp.asarray(1), jnp.asarray(3))
+    spec = ct.Shards.from_lists([x], [np.ones(n, np.float32)]).spec
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, epochs=1, batch_size=2)).for_data(spec)
+    zero = stacked.take(stacked.from_matrix(np.zeros((1, d)), learner.shapes(spec)), 0)
+    import jax
+
+    new = learner.train(zero, shard, jax.random.key(0), jnp.asarray(0))
+    assert np.flatnonzero(new.layers[0].weight).tolist() == [1, 4, 7]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_agrees_with_section_5(seed):
+    data = ct.data.mixed_regression(k=K, clients=6, examples=SIZES, dim=DIM, noise=0.1, scale=3.0, seed=seed)
+    thetas = np.random.default_rng(seed).standard_normal((K, DIM)).astype(np.float32)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=GAMMA, steps=1))
+    found = ct.IFCA(k=K, rounds=ROUNDS, init=thetas, average="gradients", resample=True).fit(
+        data.train, learner
+    )
+    thetas = thetas.astype(float)
+    for t in range(ROUNDS):
+        moves = np.zeros_like(thetas)
+        for x, y in data.train:
+            x, y = np.asarray(x, float), np.asarray(y, float)
+            parts = [slice(s, None, 2 * ROUNDS) for s in (2 * t, 2 * t + 1)]
+            j = int(np.argmin([loss(theta, x[parts[0]], y[parts[0]]) for theta in thetas]))
+            moves[j] += gradient(thetas[j], x[parts[1]], y[parts[1]])
+        thetas = thetas - GAMMA / len(SIZES) * moves
+    np.testing.assert_allclose(stacked.to_matrix(found.models), thetas, rtol=1e-3, atol=1e-4)
+
+
+def test_too_few_examples_are_named():
+    data = ct.data.mixed_regression(k=2, clients=3, examples=[10, 7, 10], dim=2, seed=0)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=1))
+    with pytest.raises(SettingError, match="2 examples per round of each client, 8 in all; client 1 has 7"):
+        ct.IFCA(k=2, rounds=4, resample=True).fit(data.train, learner)

@@ -1,0 +1,73 @@
+"""What becomes of a cluster that no client belongs to."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coterie as ct
+from coterie.algorithms.identities import revived
+from coterie.errors import SettingError
+
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
+
+
+def population(seed=0):
+    return ct.data.mixed_regression(k=2, clients=16, examples=20, dim=5, noise=0.1, scale=3.0, seed=seed)
+
+
+def one_for_all(data):
+    """Two models, of which the second fits nobody."""
+    return np.stack([data.models.mean(axis=0), np.full(5, 100.0)]).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_empty_cluster_is_filled_and_the_groups_are_found(seed):
+    data = population(seed)
+    kept, again = (
+        ct.IFCA(k=2, rounds=30, init=one_for_all(data), empty=empty).fit(data.train, LEARNER, seed=seed)
+        for empty in ("keep", "revive")
+    )
+    assert kept.k == 1
+    assert ct.metrics.misclustering(again.assignment, data.truth) == 0
+    assert again.history[0].sizes == (16, 0)
+    assert again.history[1].sizes == (15, 1)  # the client that was fitted worst begins
+
+
+def test_nothing_changes_while_no_cluster_is_empty():
+    data = population()
+    near = (data.models + 0.1).astype(np.float32)
+    kept, again = (
+        ct.IFCA(k=2, rounds=8, init=near, empty=empty).fit(data.train, LEARNER) for empty in ("keep", "revive")
+    )
+    np.testing.assert_array_equal(kept.assignment, again.assignment)
+    np.testing.assert_array_equal(kept.models.layers[0].weight, again.models.layers[0].weight)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), k=st.integers(1, 5), clients=st.integers(1, 7))
+def test_each_empty_cluster_gets_a_client_of_its_own(data, k, clients):
+    assignment = np.array(data.draw(st.lists(st.integers(-1, k - 1), min_size=clients, max_size=clients)))
+    asked = np.array(data.draw(st.permutations(range(clients))))[: data.draw(st.integers(1, clients))]
+    answered = (assignment[asked] >= 0) & np.array([data.draw(st.booleans()) for _ in asked])
+    loss = np.array([data.draw(st.floats(0, 10)) for _ in asked], np.float32)
+    models = jnp.arange(k) * 10.0
+    new, told = revived(
+        models, jnp.asarray(assignment), jnp.asarray(asked), jnp.asarray(answered), jnp.asarray(loss), k
+    )
+    sizes = np.bincount(assignment[assignment >= 0], minlength=k)
+    empty = np.flatnonzero(sizes == 0)
+    donors = [i for i, client in enumerate(asked) if answered[i] and sizes[assignment[client]] > 1]
+    worst = sorted(donors, key=lambda i: (-loss[i], i))
+    wanted_told, wanted = np.full(clients, -1), np.asarray(models).copy()
+    for j, i in zip(empty, worst, strict=False):
+        wanted_told[asked[i]] = j
+        wanted[j] = 10.0 * assignment[asked[i]]
+    np.testing.assert_array_equal(told, wanted_told)
+    np.testing.assert_array_equal(new, wanted)
+
+
+def test_bad_policy():
+    with pytest.raises(SettingError, match="empty must be 'keep' or 'revive', not 'drop'"):
+        ct.IFCA(k=2, rounds=1, empty="drop").fit(population().train, LEARNER)
