@@ -13,6 +13,7 @@ TINY = {
     "cohort.py": ["--clients", "6", "--examples", "4"],
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
     "scaling.py": ["--clients", "6"],
+    "synthetic.py": ["--clients", "8", "--examples", "3", "--dim", "5", "--rounds", "2"],
 }
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import coterie
-from coterie.cli import flower
+from coterie.cli import flower, reproduce
 from coterie.cli.errors import clear_errors
 from coterie.errors import ConfigError
 from coterie.run.config import Experiment, Section, setting, value_of, with_options
@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Find the groups hidden among federated clients and train one model per group.",
 )
 app.add_typer(flower.app, name="flower")
+app.command()(reproduce.reproduce)
 
 
 def _version(wanted: bool) -> None:

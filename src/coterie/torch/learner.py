@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,19 +73,28 @@ class TorchLearner:
                 size += len(x)
         return Measured(total / size, right / size, size)
 
-    def train(self, model: Weights, examples: Examples, seed: int, round_: int) -> Weights:
-        """The local update rule, in train mode."""
+    def train(
+        self,
+        model: Weights,
+        examples: Examples,
+        seed: int,
+        round_: int,
+        label: float = 1.0,
+        frozen: Collection[str] = (),
+    ) -> Weights:
+        """The local update rule, in train mode; the loss counts `label` times, `frozen` weights stay."""
         with seeded(seed, examples.generators):
             self._put(model)
             self.module.train()
-            trained = [p for p in self.module.parameters() if p.requires_grad]
+            fixed = {id(tensor) for name, tensor in modules.weights(self.module).items() if name in frozen}
+            trained = [p for p in self.module.parameters() if p.requires_grad and id(p) not in fixed]
             start = [p.detach().clone() for p in trained]
             optimiser = self._optimiser(trained, float(self.local.lr) * float(self.local.decay) ** round_)
             for batch in examples.training(self.local):
                 x, y = (modules.converted(self.module, part) for part in batch)
                 self.module.zero_grad()
                 loss = losses.per_example(self._loss, modules.apply(self.module, x), y).mean()
-                torch.autograd.backward(loss)
+                torch.autograd.backward(label * loss)
                 with torch.no_grad():
                     self._adjust(trained, start)
                 optimiser.step()

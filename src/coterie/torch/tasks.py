@@ -7,13 +7,15 @@ Each gives the tree of what travels, as `wire.reply_tree` does for a JAX client:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.errors import LearnerError
 from coterie.torch import modules
 from coterie.torch.examples import Examples
 from coterie.torch.learner import TorchLearner
+from coterie.torch.modules import Weights
 from coterie.torch.seeds import seed_of
 
 Tree = dict[str, Any]
@@ -21,32 +23,86 @@ Task = Callable[[TorchLearner, Any, Any, Examples, int], Tree]
 
 
 def choose_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
-    measured = learner.measure(models, examples, seed)
-    cluster = lowest(measured.losses)
-    chosen = {name: tensor[cluster] for name, tensor in models.items()}
-    model = learner.train(chosen, examples, seed, int(broadcast["round"]))
-    tree = {
-        "report": {"loss": np.float32(measured.losses[cluster])},
-        "value": modules.arrays(model),
-        "cluster": np.int32(cluster),
-    }
-    return tree | ({"weight": np.float32(measured.examples)} if "by_examples" in broadcast else {})
+    chosen = _choose(learner, broadcast, each, examples, seed)
+    model = learner.train(chosen.model, examples, seed, int(broadcast["round"]), frozen=chosen.frozen)
+    return chosen.reply(model, broadcast)
 
 
 def choose_and_gradient(
     learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int
 ) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+    chosen = _choose(learner, broadcast, each, examples, seed)
+    return chosen.reply(learner.gradient(chosen.model, examples, seed), broadcast)
+
+
+class _Chosen(NamedTuple):
+    """The model that a client takes, and what of it is not trained."""
+
+    cluster: int
+    loss: float
+    model: Weights
+    frozen: frozenset[str]
+    examples: int
+
+    def reply(self, value: Weights, broadcast: Any) -> Tree:
+        travelling = {name: tensor for name, tensor in value.items() if name not in self.frozen}
+        tree = {
+            "report": {"loss": np.float32(self.loss)},
+            "value": modules.arrays(travelling),
+            "cluster": np.int32(self.cluster),
+        }
+        return tree | _weight(broadcast, self.examples)
+
+
+def _choose(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> _Chosen:
+    if "slices" in broadcast:
+        raise LearnerError("a PyTorch client cannot be asked for slices of its examples (resample=True).")
+    own, shared = broadcast["models"], broadcast.get("shared", {})
+    k = len(next(iter(own.values())))
+    whole = {**own, **{name: np.repeat(array[None], k, axis=0) for name, array in shared.items()}}
+    models = modules.fitting(learner.module, whole, stacked=True)
     measured = learner.measure(models, examples, seed)
     cluster = lowest(measured.losses)
-    chosen = {name: tensor[cluster] for name, tensor in models.items()}
+    if each is not None and int(each["only"]) >= 0:
+        cluster = int(each["only"])
+    return _Chosen(
+        cluster=cluster,
+        loss=measured.losses[cluster],
+        model={name: tensor[cluster] for name, tensor in models.items()},
+        frozen=frozenset(shared if "frozen" in broadcast else ()),
+        examples=measured.examples,
+    )
+
+
+def weigh_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+    measured = learner.measure(models, examples, seed)
+    known = np.where(np.isnan(measured.losses), np.inf, measured.losses)
+    labels = np.exp(-(known - known.min()) / float(broadcast["temperature"]))
+    labels /= labels.sum()
+    trained = [
+        modules.arrays(
+            learner.train(
+                {name: tensor[j] for name, tensor in models.items()},
+                examples,
+                seed,
+                int(broadcast["round"]),
+                label=float(label),
+            )
+        )
+        for j, label in enumerate(labels)
+    ]
+    loss = np.sum(labels[labels > 0] * measured.losses[labels > 0])
     tree = {
-        "report": {"loss": np.float32(measured.losses[cluster])},
-        "value": modules.arrays(learner.gradient(chosen, examples, seed)),
-        "cluster": np.int32(cluster),
+        "report": {"loss": np.float32(loss), "labels": labels.astype(np.float32)},
+        "value": {name: np.stack([model[name] for model in trained]) for name in trained[0]},
+        "cluster": np.int32(lowest(measured.losses)),
     }
-    return tree | ({"weight": np.float32(measured.examples)} if "by_examples" in broadcast else {})
+    return tree | _weight(broadcast, measured.examples)
+
+
+def _weight(broadcast: Any, examples: int) -> Tree:
+    return {"weight": np.float32(examples)} if "by_examples" in broadcast else {}
 
 
 def train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
@@ -58,6 +114,10 @@ def train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, 
         if takes_part:
             model = learner.train(model, examples, seed_of(seed, number), number)
     return {"report": {"loss": np.array(losses, np.float32)}, "value": modules.arrays(model)}
+
+
+def size(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
+    return {"report": {"examples": np.int32(sum(len(x) for x, _ in examples.every()))}}
 
 
 def losses(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
@@ -83,5 +143,5 @@ def lowest(losses: np.ndarray) -> int:
     return int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))
 
 
-_TASKS = (choose_and_train, choose_and_gradient, train, losses, evaluate)
+_TASKS = (choose_and_train, choose_and_gradient, weigh_and_train, train, losses, size, evaluate)
 TASKS: dict[str, Task] = {task.__name__: task for task in _TASKS}

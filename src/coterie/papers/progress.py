@@ -1,0 +1,50 @@
+"""Points as they are finished: below a progress bar on a terminal, as plain lines when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from coterie.papers.reproduce import Show
+
+
+@contextmanager
+def bar(console: Console, name: str, steps: int) -> Iterator[Show]:
+    """A live progress bar, and a line for every finished point."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(name, total=steps)
+
+        def show(done: int, said: str | None) -> None:
+            progress.update(task, completed=done)
+            if said is not None:
+                progress.console.print(said, highlight=False, markup=False)
+
+        yield show
+
+
+@contextmanager
+def lines(console: Console, name: str, steps: int) -> Iterator[Show]:
+    """A plain line for every finished point."""
+
+    def show(done: int, said: str | None) -> None:
+        if said is not None:
+            console.print(f"{name}: {done}/{steps}, {said}", soft_wrap=True, highlight=False, markup=False)
+
+    yield show

@@ -1,0 +1,161 @@
+"""Carrying an experiment out: point by point into a folder, then figure, table and results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coterie import storage
+from coterie.errors import ConfigError
+from coterie.federation import tuning
+from coterie.papers.experiment import Arrays, Experiment, Row
+from coterie.papers.folder import BATCH, ResultFolder
+from coterie.papers.listing import FIGURES, find
+from coterie.papers.provenance import provenance
+
+# told how many steps are behind us, of how many in all, and in words when a point is finished
+Show = Callable[[int, str | None], None]
+Progress = Callable[[str, int], AbstractContextManager[Show]]
+
+
+def reproduce(
+    name: str,
+    scale: str = "small",
+    preset: str = "text",
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Compute a figure or table of a paper and write it down.
+
+    Parameters
+    ----------
+    name
+        Which one, such as `"ifca/fig2a"`; `FIGURES` lists them.
+    scale
+        `"smoke"`, `"small"` or `"paper"`: how large.
+    preset
+        `"text"` or `"authors"`: after the paper's text or after the authors' released code.
+    seed
+        Everything random.
+    out
+        The folder; `runs/NAME-SCALE-PRESET-SEED` when not given. Points that it holds are not computed
+        again.
+    progress
+        `progress(name, steps)` gives a context in which steps are shown.
+
+    Returns
+    -------
+    dict
+        What `results.json` holds, and the `folder`.
+    """
+    folder = compute(name, scale, preset, seed, out, progress)
+    experiment = find(name, scale, preset)
+    kept = [folder.kept(point) for point in experiment.points()]
+    results = {p.name: k[0] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
+    how = {p.name: k[1] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
+    content: dict[str, Any] = {
+        "name": name,
+        "title": FIGURES[name].title,
+        "scale": scale,
+        "preset": preset,
+        "seed": seed,
+        "settings": experiment.settings(),
+        "notes": experiment.notes(),
+        "findings": [asdict(finding) for finding in experiment.findings(results)],
+        "overview": experiment.overview(results),
+        "table": experiment.table(results),
+        "points": how,
+    }
+    storage.write_json(folder.path / "results.json", content)
+    storage.write_text(folder.path / "table.csv", as_csv(content["table"]))
+    storage.write_text(folder.path / "table.md", as_markdown(content))
+    _write_pictures(folder.path, experiment, results)
+    return {"folder": str(folder.path), **content}
+
+
+def compute(
+    name: str,
+    scale: str = "small",
+    preset: str = "text",
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> ResultFolder:
+    """The part of `reproduce` that takes long: all points, kept in the folder. It needs no Matplotlib."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed}: choose a whole number from 0 up to {2**32 - 1}.")
+    experiment = find(name, scale, preset)
+    folder = ResultFolder(out or Path("runs") / f"{name.replace('/', '-')}-{scale}-{preset}-{seed}")
+    folder.claim({"name": name, "seed": seed, **experiment.settings()})
+    points, steps = experiment.points(), experiment.steps
+    shown = progress(name, steps * len(points)) if progress else nullcontext(lambda done, said: None)
+    with tuning.remembered_in(folder.path / BATCH), shown as show:
+        for number, point in enumerate(points):
+            known = folder.kept(point)
+            if known is None:
+                began = time.perf_counter()
+                result = experiment.compute(point, seed, lambda done: show(number * steps + done, None))  # noqa: B023
+                seconds = round(time.perf_counter() - began, 3)
+                folder.keep(point, result, {"seconds": seconds, **provenance(experiment.precision)})
+                how = f"{seconds:.1f} s"
+            else:
+                result, how = known[0], "kept from before"
+            said = f"{point.name}: {experiment.headline(point, result)} ({how})"
+            show((number + 1) * steps, said)
+    return folder
+
+
+def _write_pictures(path: Path, experiment: Experiment, results: Mapping[str, Arrays]) -> None:
+    from coterie.papers.pictures import rendered  # Matplotlib takes a second to import
+
+    for form, content in rendered(lambda: experiment.draw(results)).items():
+        storage.write_bytes(path / f"figure.{form}", content)
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """The table for programs: numbers in full."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_markdown(content: Mapping[str, Any]) -> str:
+    """The table for people, below what it is and above what was found."""
+    rows = content["table"]
+    lines = [
+        f"# {content['title']}",
+        "",
+        f"Scale `{content['scale']}`, preset `{content['preset']}`, seed {content['seed']}.",
+        "",
+        *(f"- {note}" for note in content["notes"]),
+        "",
+        "![the figure](figure.svg)",
+        "",
+        "| " + " | ".join(rows[0]) + " |",
+        "|" + "---|" * len(rows[0]),
+        *("| " + " | ".join(cell(value) for value in row.values()) + " |" for row in rows),
+    ]
+    for finding in content["findings"]:
+        lines += ["", f"- paper: {finding['paper']}", f"- found: {finding['found']}{verdict(finding)}"]
+    return "\n".join(lines) + "\n"
+
+
+def cell(value: Any) -> str:
+    """A value of the table as people read it."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def verdict(finding: Mapping[str, Any]) -> str:
+    """Whether paper and results agree, where they decide it."""
+    return {True: " **It agrees.**", False: " **It disagrees.**", None: ""}[finding["agrees"]]

@@ -1,0 +1,115 @@
+"""The trials of section 6.1 of the IFCA paper, against plain NumPy."""
+
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+
+from coterie.papers.recovery import Problem, distances, drawn, learned, trials
+
+TINY = Problem(k=2, clients=6, examples=5, dim=3, starts=2, rates=(0.05, 0.3), rounds=4)
+
+
+def brute(models, true):
+    """The three rules for one set of learned models, in words of Python."""
+    apart = [[np.sqrt(np.sum((a - b) ** 2)) for b in true] for a in models]
+    k = len(true)
+    return {
+        "printed": sum(apart[j][j] for j in range(k)) / k,
+        "matched": min(sum(apart[j][way[j]] for j in range(k)) / k for way in permutations(range(k))),
+        "nearest": sum(min(row) for row in apart) / k,
+    }
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_distances_are_those_of_brute_force(k):
+    rng = np.random.default_rng(k)
+    models = rng.normal(size=(3, 2, k, 5)).astype(np.float32)
+    true = rng.normal(size=(k, 5)).astype(np.float32)
+    found = distances(jnp.asarray(models), jnp.asarray(true))
+    for a in range(3):
+        for b in range(2):
+            for rule, expected in brute(models[a, b], true).items():
+                assert found[rule][a, b] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_the_rules_do_not_see():
+    true = jnp.asarray([[1.0, 0.0], [0.0, 1.0]])
+    swapped = distances(true[::-1], true)
+    assert swapped["matched"] == 0 and swapped["nearest"] == 0 and swapped["printed"] > 1
+    copies = distances(true[jnp.array([0, 0])], true)
+    assert copies["nearest"] == 0  # k copies of one true model pass for all of them
+    assert copies["matched"] == pytest.approx(np.sqrt(2) / 2)
+
+
+def test_models_that_diverged_are_infinitely_far():
+    true = jnp.eye(2)
+    for bad in (jnp.nan, jnp.inf):
+        found = distances(true.at[0, 0].set(bad), true)
+        assert all(np.isposinf(value) for value in found.values())
+
+
+def test_true_models_have_norm_R_or_coordinates_0_and_R():
+    _, _, true = drawn(TINY, jax.random.key(3), 0.25, 0.1)
+    np.testing.assert_allclose(np.linalg.norm(true, axis=1), 0.25, rtol=1e-6)
+    # rescaled coin flips: every coordinate is 0 or the same number
+    for row in np.asarray(true):
+        assert len({round(float(v), 6) for v in row if v}) == 1
+    wide = Problem(k=2, clients=2, examples=1, dim=4000, starts=1, rates=(1.0,), rounds=1, rescaled=False)
+    _, _, raw = drawn(wide, jax.random.key(3), 0.25, 0.1)
+    assert set(np.unique(raw)) == {0.0, 0.25}
+    assert np.mean(np.asarray(raw) > 0) == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_model_of_zeros_is_not_divided_by_its_norm():
+    narrow = Problem(k=1, clients=1, examples=1, dim=1, starts=1, rates=(1.0,), rounds=1)
+    norms = [np.linalg.norm(drawn(narrow, jax.random.key(s), 2.0, 0.0)[2]) for s in range(8)]
+    np.testing.assert_allclose(norms, 2.0)
+
+
+def test_data_follows_the_model_of_the_clients_cluster():
+    problem = Problem(k=2, clients=4, examples=2000, dim=5, starts=1, rates=(1.0,), rounds=1)
+    x, y, true = map(np.asarray, drawn(problem, jax.random.key(1), 1.0, 0.5))
+    assert x.shape == (4, 2000, 5) and y.shape == (4, 2000)
+    assert x.mean() == pytest.approx(0, abs=0.02) and x.std() == pytest.approx(1, abs=0.02)
+    errors = y - np.einsum("mnd,md->mn", x, true[[0, 0, 1, 1]])
+    np.testing.assert_allclose(errors.std(axis=1), 0.5, atol=0.04)
+    np.testing.assert_allclose(errors.mean(axis=1), 0, atol=0.05)
+
+
+def test_the_compiled_trial_is_algorithm_1_with_option_I():
+    key = jax.random.key(7)
+    x, y, true = (np.asarray(a, np.float64) for a in drawn(TINY, jax.random.split(key)[0], 0.5, 0.1))
+    before, _ = learned(Problem(**{**vars(TINY), "rounds": 0}), TINY.simulation(), key, 0.5, 0.1)
+    models, found_true = jax.jit(lambda s, k: learned(TINY, s, k, 0.5, 0.1))(TINY.simulation(), key)
+    np.testing.assert_allclose(found_true, true, rtol=1e-6)
+    clients = list(zip(x, y, strict=True))
+    everybody = [range(6)] * TINY.rounds
+    for start in range(TINY.starts):
+        for number, rate in enumerate(TINY.rates):
+            begin = np.asarray(before[start, number], np.float64)
+            expected = references.ifca_gradients(clients, begin, rate, everybody)
+            assert np.abs(expected - begin).max() > 0.1
+            np.testing.assert_allclose(models[start, number], expected, atol=2e-5)
+
+
+def test_starts_are_coin_flips_and_the_same_for_every_step_size():
+    problem = Problem(k=2, clients=2, examples=1, dim=50, starts=3, rates=(0.1, 0.2), rounds=0)
+    starts, _ = learned(problem, problem.simulation(), jax.random.key(0), 1.0, 0.1)
+    assert starts.shape == (3, 2, 2, 50) and set(np.unique(starts)) == {0.0, 1.0}
+    np.testing.assert_array_equal(starts[:, 0], starts[:, 1])
+    flat = np.asarray(starts[:, 0]).reshape(6, 50)
+    assert len({row.tobytes() for row in flat}) == 6
+
+
+def test_a_trial_does_not_depend_on_those_before_it():
+    each = jax.random.split(jax.random.key(2), 3)
+    simulation = TINY.simulation()
+    forth, back = (trials(TINY, simulation, order, 0.5, 0.1) for order in (each, each[::-1]))
+    for rule, distance in forth.items():
+        assert distance.shape == (3, 2, 2)
+        np.testing.assert_array_equal(distance, back[rule][::-1])
+    assert not np.allclose(forth["matched"][0], forth["matched"][1])

@@ -1,0 +1,67 @@
+"""The same clients with other examples, drawn inside a compiled program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coterie as ct
+from coterie.errors import SettingError
+from coterie.learn import tasks
+
+SIZES = (3, 1, 8, 3, 2)
+LEARNER = ct.Learner(ct.models.Linear(), loss="squared", local=ct.SGD(lr=0.1, steps=1))
+
+
+def shards(x, y):
+    return ct.Shards.from_lists(
+        [a[:n] for a, n in zip(x, SIZES, strict=True)], [b[:n] for b, n in zip(y, SIZES, strict=True)]
+    )
+
+
+def data(seed):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(5, 8, 2)).astype(np.float32), rng.normal(size=(5, 8)).astype(np.float32)
+
+
+def losses(simulation):
+    content = {
+        "models": ct.Learner.init(LEARNER.for_data(simulation.spec), jax.random.key(0), simulation.spec)
+    }
+    content = jax.tree.map(lambda a: a[None], content)
+    return simulation.ask(tasks.losses, content).report["losses"]
+
+
+def test_asks_are_answered_from_the_new_examples_whatever_the_buckets():
+    old, new = data(0), data(1)
+    simulation = ct.Simulation(shards(*old)).with_learner(LEARNER)
+    expected = losses(ct.Simulation(shards(*new)).with_learner(LEARNER))
+    assert not np.allclose(losses(simulation), expected)
+    np.testing.assert_allclose(losses(simulation.with_examples(*map(jnp.asarray, new))), expected, rtol=1e-5)
+    traced = jax.jit(lambda s, x, y: losses(s.with_examples(x, y)))(simulation, *new)
+    np.testing.assert_allclose(traced, expected, rtol=1e-5)
+
+
+def test_clients_keep_their_positions_when_they_were_selected_in_another_order():
+    x, y = data(2)
+    chosen = ct.Simulation(shards(*data(3))[[2, 0, 3]]).with_learner(LEARNER)
+    expected = losses(ct.Simulation(shards(x, y)[[2, 0, 3]]).with_learner(LEARNER))
+    other = chosen.with_examples(jnp.asarray(x[[2, 0, 3]]), jnp.asarray(y[[2, 0, 3]]))
+    np.testing.assert_allclose(losses(other), expected, rtol=1e-5)
+
+
+def test_other_shapes_are_refused():
+    x, y = data(0)
+    simulation = ct.Simulation(shards(x, y))
+    with pytest.raises(
+        SettingError, match=r"x must have shape \(5, 8, 2\) for these clients, not \(5, 7, 2\)"
+    ):
+        simulation.with_examples(x[:, :7], y)
+    with pytest.raises(SettingError, match=r"y must have shape \(5, 8\)"):
+        simulation.with_examples(x, y[:4])
+
+
+def test_clients_whose_data_is_not_on_the_devices_cannot_be_given_other_data():
+    x, y = data(0)
+    with pytest.raises(SettingError, match="lives on the devices"):
+        ct.Simulation(shards(x, y), resident=False).with_examples(x, y)
