@@ -98,7 +98,7 @@ class Proximal(LocalUpdate):
         def unfinished(carry: tuple[Array, Any, Array]) -> Array:
             _, state, count = carry
             gradient = optax.tree.get(state, "grad")
-            return (count == 0) | ((count < self.steps) & (jnp.linalg.norm(gradient) > small))
+            return jnp.asarray((count == 0) | ((count < self.steps) & (jnp.linalg.norm(gradient) > small)))
 
         found, _, _ = jax.lax.while_loop(unfinished, step, (start, solver.init(start), jnp.asarray(0)))
         return jnp.asarray(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -29,7 +30,12 @@ def provenance(precision: str) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """The commit that this code is of, "+ changes" where files differ from it; None outside a checkout."""
+    """The commit that this code is of, "+ changes" where files differ from it; None outside a checkout.
+
+    Where the code was copied without its history, COTERIE_COMMIT tells.
+    """
+    if "COTERIE_COMMIT" in os.environ:
+        return os.environ["COTERIE_COMMIT"]
     package = Path(coterie.__file__).parent
     # an environment may lie inside somebody's checkout of something else
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
