@@ -1,12 +1,15 @@
 """`coterie flower`: new, keys, up."""
 
+import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -104,28 +107,51 @@ def descendants_of(project):
     return alive
 
 
-@pytest.mark.slow
-def test_up_says_when_it_is_ready_and_stops_everything(project):
+@contextmanager
+def up(project, *options):
+    """`coterie flower up` with two nodes as a process of its own, once it is ready; Ctrl-C at the end."""
     command = [sys.executable, "-m", "coterie", "flower", "up", str(project), "--nodes", "2", "--port", "0"]
-    log = project.parent / "log"
-    with open(log, "w") as output:
+    said, progress = project.parent / "said", project.parent / "progress"
+    with open(said, "w") as output, open(progress, "w") as errors:
         # not measured: coverage makes every start of a process far slower
         env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         env["PYTHONUNBUFFERED"] = "1"
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen([*command, *options], stdout=output, stderr=errors, env=env)
         try:
             until = time.monotonic() + 180
-            while "Ready" not in log.read_text():
-                assert process.poll() is None and time.monotonic() < until, log.read_text()
+            while "Ready" not in progress.read_text():
+                assert process.poll() is None and time.monotonic() < until, progress.read_text()
                 time.sleep(0.2)
-            text = log.read_text()
-            assert re.search(r"SuperLink +127\.0\.0\.1:\d+ \(TLS, nodes with keys\)", text)
-            assert "node-0" in text and "node-1" in text
-            assert f"FLWR_HOME={project / '.flwr'} flwr run {project} local --stream" in text
-            assert len(descendants_of(project)) >= 3
+            yield said.read_text()
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
         finally:
             process.kill()
-    assert "All stopped." in log.read_text()
+    assert "All stopped." in progress.read_text()
     assert descendants_of(project) == []
+
+
+@pytest.mark.slow
+def test_up_says_when_it_is_ready_and_stops_everything(project):
+    with up(project) as text:
+        assert re.search(r"SuperLink +127\.0\.0\.1:\d+ \(TLS, nodes with keys\)", text)
+        assert "node-0" in text and "node-1" in text
+        assert f"FLWR_HOME={project / '.flwr'} flwr run {project} local --stream" in text
+        assert len(descendants_of(project)) >= 3
+
+
+@pytest.mark.slow
+def test_up_says_that_it_is_ready_in_json(tmp_path):
+    project = tmp_path / "a folder" / "study"
+    new_project(project, nodes=2)
+    with up(project, "--insecure", "--json") as text:
+        ready = json.loads(text)
+        host, port = ready["superlink"].split(":")
+        with socket.create_connection((host, int(port)), timeout=10):
+            pass  # it listens there
+    assert ready["nodes"] == ["node-0", "node-1"] and ready["root_certificates"] is None
+    assert Path(ready["project"]) == project
+    assert (Path(ready["logs"]) / "superlink.log").exists()
+    home, *command = shlex.split(ready["command"])
+    assert home == f"FLWR_HOME={project / '.flwr'}"
+    assert command == ["flwr", "run", str(project), "local", "--stream"]

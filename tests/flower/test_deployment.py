@@ -191,7 +191,7 @@ def test_two_of_six_nodes_are_killed_in_a_round_and_one_comes_back(tmp_path):
         wait_until(lambda: any(log["missing"] for log in rounds_in(out)), "a round without them")
         deployment.start_node("node-4", {"partition-id": 4})
         status, details = deployment.wait_for(run, PATIENCE)
-    assert (status, details) == ("finished:completed", details)
+    assert status == "finished:completed", details
     found = ct.load(out)
     missing = [{name for names in r.missing.values() for name in names} for r in found.history]
     assert [r.answered for r in found.history] == [6 - len(names) for names in missing]

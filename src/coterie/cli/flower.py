@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -92,6 +94,9 @@ def up(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the SuperLink; 0 for a free one.")] = 8000,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="When all are ready, say so as one line of JSON.")
+    ] = False,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, for trying things out; Ctrl-C stops them.
 
@@ -112,14 +117,25 @@ def up(
             console.print(f"Starting a SuperLink and {len(configs)} SuperNodes ...")
             deployment.start()
             deployment.start_nodes(configs)
-            print(f"SuperLink   {deployment.address} ({'no TLS' if insecure else 'TLS, nodes with keys'})")
-            for name in configs:
-                print(f"SuperNode   {name}")
-            print(f"Logs        {deployment.logs}")
-            print(
-                f"Run it      FLWR_HOME={deployment.home} flwr run {project} {CONNECTION} --stream",
-                flush=True,
-            )
+            home, folder = shlex.quote(str(deployment.home)), shlex.quote(str(deployment.project))
+            command = f"FLWR_HOME={home} flwr run {folder} {CONNECTION} --stream"
+            if json_:
+                ready = {
+                    "superlink": deployment.address,
+                    "root_certificates": None if insecure else str(deployment.keys.ca),
+                    "nodes": list(configs),
+                    "project": str(deployment.project),
+                    "logs": str(deployment.logs),
+                    "command": command,
+                }
+                print(json.dumps(ready), flush=True)
+            else:
+                security = "no TLS" if insecure else "TLS, nodes with keys"
+                print(f"SuperLink   {deployment.address} ({security})")
+                for name in configs:
+                    print(f"SuperNode   {name}")
+                print(f"Logs        {deployment.logs}")
+                print(f"Run it      {command}", flush=True)
             console.print("Ready; Ctrl-C stops everything.")
             watched = {"superlink", *configs}
             while "superlink" in watched:

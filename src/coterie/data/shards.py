@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coterie import storage
+from coterie.data import allocate, checks
 from coterie.errors import DataError
-
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,15 @@ class Spec:
         """The inverse of `dataclasses.asdict` followed by JSON, which has no tuples."""
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
         return cls(**plain)
+
+    @property
+    def kind(self) -> Spec:
+        """What examples look like, however many classes there are: equal for clients of one federation."""
+        return replace(self, classes=None if self.classes is None else 0)
+
+    def fits(self, other: Spec) -> bool:
+        """Whether such examples can be among those of `other`, of whose classes they may have only some."""
+        return self.kind == other.kind and (self.classes or 0) <= (other.classes or 0)
 
     def example(self) -> np.ndarray:
         """A batch of one blank example, for creating a model: shape (1, *x_shape)."""
@@ -111,9 +118,9 @@ class Shards:
             raise DataError(
                 f"there are features for {len(x)} clients and targets for {len(y)}: give both for each."
             )
-        names = _ids(ids, len(x))
-        pairs = [_client(names[i], a, b) for i, (a, b) in enumerate(zip(x, y, strict=True))]
-        spec = _common_spec(names, pairs, classes)
+        names = checks.distinct_ids(ids, len(x))
+        pairs = [checks.one_client(names[i], a, b) for i, (a, b) in enumerate(zip(x, y, strict=True))]
+        spec = Spec(*checks.common_shape(names, pairs, classes))
         sizes = np.array([len(a) for a, _ in pairs], np.int64)
         return cls._fill(names, spec, sizes, pairs.__getitem__, folder)
 
@@ -152,10 +159,10 @@ class Shards:
 
         def rows(i: int) -> tuple[np.ndarray, np.ndarray]:
             mine = order[stops[i] - sizes[i] : stops[i]]
-            return _client(names[i], x[mine], y[mine])
+            return checks.one_client(names[i], x[mine], y[mine])
 
-        spec = _common_spec(names, (rows(i) for i in range(len(names))), classes)
-        return cls._fill(_ids(names, len(names)), spec, sizes, rows, folder)
+        spec = Spec(*checks.common_shape(names, map(rows, range(len(names))), classes))
+        return cls._fill(checks.distinct_ids(names, len(names)), spec, sizes, rows, folder)
 
     @classmethod
     def _fill(
@@ -166,15 +173,15 @@ class Shards:
         client: Callable[[int], tuple[np.ndarray, np.ndarray]],
         folder: str | Path | None,
     ) -> Shards:
-        allocate = _in_memory if folder is None else _in_folder(Path(folder))
+        new = allocate.in_memory if folder is None else allocate.in_folder(Path(folder))
         buckets = []
         # sizes 1, 2, 3-4, 5-8, ...: powers of two, each bucket as wide as its largest member
         grade = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
         for b, g in enumerate(np.unique(grade)):
             members = np.flatnonzero(grade == g)
             width = int(sizes[members].max())
-            xs = allocate(f"{b}.x", (len(members), width, *spec.x_shape), np.dtype(spec.x_dtype))
-            ys = allocate(f"{b}.y", (len(members), width, *spec.y_shape), np.dtype(spec.y_dtype))
+            xs = new(f"{b}.x", (len(members), width, *spec.x_shape), np.dtype(spec.x_dtype))
+            ys = new(f"{b}.y", (len(members), width, *spec.y_shape), np.dtype(spec.y_dtype))
             for row, i in enumerate(members):
                 x, y = client(int(i))
                 own = np.arange(width) % len(x)
@@ -190,10 +197,10 @@ class Shards:
 
     def save(self, folder: str | Path) -> None:
         """Write to a folder from which `Shards.open` maps the arrays into memory."""
-        allocate = _in_folder(Path(folder))
+        new = allocate.in_folder(Path(folder))
         for b, bucket in enumerate(self.buckets):
-            allocate(f"{b}.x", bucket.x.shape, bucket.x.dtype)[:] = bucket.x
-            allocate(f"{b}.y", bucket.y.shape, bucket.y.dtype)[:] = bucket.y
+            new(f"{b}.x", bucket.x.shape, bucket.x.dtype)[:] = bucket.x
+            new(f"{b}.y", bucket.y.shape, bucket.y.dtype)[:] = bucket.y
         self._write_index(Path(folder))
 
     @classmethod
@@ -297,105 +304,3 @@ class Shards:
             f"Shards({len(self)} clients, {self.examples} examples of shape {self.spec.x_shape}, "
             f"{self.sizes.min()} to {self.sizes.max()} per client)"
         )
-
-
-def _ids(ids: Any, count: int) -> np.ndarray:
-    names = np.arange(count) if ids is None else np.asarray(ids)
-    if names.shape != (count,):
-        raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
-    if names.dtype.kind not in "iuU":
-        names = names.astype(str)
-    distinct, times = np.unique(names.astype(str), return_counts=True)
-    if len(distinct) < count:
-        raise DataError(f"client id {str(distinct[times > 1][0])!r} is given twice: ids must be distinct.")
-    return names
-
-
-def _client(name: Any, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    x, y = _array(name, "features", x), _array(name, "targets", y)
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise DataError(
-            f"client {name}: features of shape {x.shape} and targets of shape {y.shape} "
-            "do not have one row per example each."
-        )
-    if len(x) == 0:
-        raise DataError(f"client {name} is empty: leave it out or give it at least one example.")
-    return x, y
-
-
-def _array(name: Any, what: str, values: Any) -> np.ndarray:
-    """Finite numbers of at most 32 bits: models compute in 32, and wider ones would be cut silently."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"client {name}: {what} of its examples differ in shape.") from error
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"client {name}: {what} are {array.dtype}, not numbers.")
-    if array.dtype.kind == "f":
-        array = array.astype(np.float32, copy=False)
-        if not np.isfinite(array).all():
-            row = tuple(np.argwhere(~np.isfinite(array))[0])
-            where = f" of example {row[0]}" if row else ""
-            raise DataError(
-                f"client {name}: {what}{where} contain {array[row]}; remove or fill such values first."
-            )
-    elif array.dtype.kind in "iu" and array.dtype.itemsize > 4:
-        wide, array = array, array.astype(np.int32)
-        if (array != wide).any():
-            worst = wide[array != wide][0]
-            raise DataError(f"client {name}: {what} contain {worst}, which does not fit in 32 bits.")
-    return array
-
-
-def _common_spec(names: Sequence[Any] | np.ndarray, pairs: Any, classes: int | None) -> Spec:
-    first: tuple[np.ndarray, np.ndarray] | None = None
-    lowest, highest = 0, -1
-    for name, (x, y) in zip(names, pairs, strict=True):
-        if first is None:
-            first = x, y
-        for what, mine, theirs in (("features", x, first[0]), ("targets", y, first[1])):
-            if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
-                raise DataError(
-                    f"client {name}: {what} of one example are {mine.dtype}{list(mine.shape[1:])} but those "
-                    f"of client {names[0]} are {theirs.dtype}{list(theirs.shape[1:])}; they must agree."
-                )
-        if y.dtype.kind in "iu":
-            lowest, highest = min(lowest, int(y.min())), max(highest, int(y.max()))
-            if lowest < 0 or (classes is not None and highest >= classes):
-                wrong = lowest if lowest < 0 else highest
-                allowed = f"0 to {classes - 1}" if classes is not None else "0 and up"
-                raise DataError(f"client {name}: label {wrong} is outside the classes {allowed}.")
-    assert first is not None
-    x, y = first
-    labels = y.dtype.kind in "iu"
-    if classes is not None and not labels:
-        raise DataError(f"classes={classes} is given but the targets are {y.dtype}, not integer labels.")
-    return Spec(
-        x.shape[1:],
-        x.dtype.name,
-        y.shape[1:],
-        y.dtype.name,
-        (classes or highest + 1) if labels else None,
-    )
-
-
-def _in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    return np.empty(shape, dtype)
-
-
-def _in_folder(folder: Path) -> Allocate:
-    with storage.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        path = folder / f"{name}.npy"
-        with storage.writing(path):
-            # a new file, never the old one overwritten: it may be mapped by the very shards that are saved
-            path.unlink(missing_ok=True)
-            array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-            # a full disk should be an error now, not a crash when a page of the map is written
-            with open(path, "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-            return array
-
-    return allocate

@@ -41,28 +41,22 @@ class Deployment:
         Of the SuperLink; a free one when 0.
     secure
         TLS, and a key pair for every node; otherwise neither.
-    state
-        Where keys, logs and Flower's own files go instead of `.flwr`.
     """
 
     project: Path
     port: int = 0
     secure: bool = True
-    state: Path | None = None
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _configs: dict[str, NodeConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.project = self.project.resolve()
-        self.state = (self.state or self.project / ".flwr").resolve()
         self.port = self.port or free_port()
-        self.keys = KeyFolder(self.state / "keys")
+        self.keys = KeyFolder(self.home / "keys")
 
     @property
     def home(self) -> Path:
         """The FLWR_HOME for `flwr` commands to this deployment; its connection is called `local`."""
-        assert self.state is not None
-        return self.state
+        return self.project / ".flwr"
 
     @property
     def address(self) -> str:
@@ -103,7 +97,6 @@ class Deployment:
 
     def start_node(self, name: str, config: NodeConfig) -> None:
         """Start a SuperNode, or start it again."""
-        self._configs[name] = config
         command = ["flower-supernode", "--superlink", self.address, "--port", str(free_port())]
         command += ["--node-config", node_config(config)]
         if self.secure:
@@ -189,8 +182,8 @@ class Deployment:
 
     def stop(self, patience: float = 10.0) -> None:
         """Stop every process: nodes first, so that they can take their leave."""
-        order = sorted(self._processes, key=lambda name: name == "superlink")
-        for group in ([n for n in order if n != "superlink"], ["superlink"]):
+        nodes = [name for name in self._processes if name != "superlink"]
+        for group in (nodes, ["superlink"]):
             here = [self._processes[name] for name in group if name in self._processes]
             for process in here:
                 with suppress(ProcessLookupError):

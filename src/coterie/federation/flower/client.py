@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -64,9 +64,7 @@ class Own:
         shards = {"train": self.train, "test": self.test}.get(ask.split)
         if shards is None:
             raise DataError(f"client {self.id!r} has no {ask.split} examples.")
-        mine = replace(shards.spec, classes=None), shards.spec.classes or 0
-        theirs = replace(ask.spec, classes=None), ask.spec.classes or 0
-        if mine[0] != theirs[0] or mine[1] > theirs[1]:
+        if not shards.spec.fits(ask.spec):
             raise DataError(f"client {self.id!r} has examples of {shards.spec}, the federation {ask.spec}.")
         return shards.client(0)
 

@@ -1,4 +1,4 @@
-"""Letters to nodes and their answers, over Flower's Grid."""
+"""Messages to nodes and their answers, over Flower's Grid."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Post:
         """The nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
-    def send(self, letters: Mapping[int, RecordDict], kind: str, ttl: float) -> dict[str, int]:
-        """Send a letter to each node; the node by the message's id, for those that went out."""
-        if not letters:
+    def send(self, contents: Mapping[int, RecordDict], kind: str, ttl: float) -> dict[str, int]:
+        """Send each node its content; the node by the message's id, for those that went out."""
+        if not contents:
             return {}
-        messages = [Message(content, node, kind, ttl=ttl) for node, content in letters.items()]
+        messages = [Message(content, node, kind, ttl=ttl) for node, content in contents.items()]
         accepted = set(self.grid.push_messages(messages))
         ids = [message.metadata.message_id for message in messages]
-        return {id_: node for id_, node in zip(ids, letters, strict=True) if id_ in accepted}
+        return {id_: node for id_, node in zip(ids, contents, strict=True) if id_ in accepted}
 
     def collect(self, sent: dict[str, int]) -> Iterator[tuple[int, RecordDict | Unreadable]]:
         """The answers that are there by now, by node; these are struck off `sent`."""
@@ -74,13 +74,13 @@ class Post:
         return set(waiting.values())
 
     def exchange(
-        self, letters: Mapping[int, RecordDict], kind: str, deadline: float
+        self, contents: Mapping[int, RecordDict], kind: str, deadline: float
     ) -> Iterator[tuple[int, RecordDict | Unreadable]]:
-        """Send letters and yield each node's answer, or why there is none, as soon as it is known."""
+        """Send each node its content; yield its answer, or why there is none, as soon as it is known."""
         until = time.monotonic() + deadline
         # twice as long as we wait: the clocks of server and nodes may differ
-        sent = self.send(letters, kind, 2 * deadline)
-        for node in letters.keys() - set(sent.values()):
+        sent = self.send(contents, kind, 2 * deadline)
+        for node in contents.keys() - set(sent.values()):
             yield node, Unreadable("the SuperLink did not take the message")
         looked = time.monotonic()
         while sent:

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import RecordDict
@@ -92,18 +92,17 @@ class Roster:
         specs = [known.spec for node, known in sorted(self._known.items()) if node in self._here]
         if not specs:
             return None
-        (bare, _), _ = Counter((_bare(spec), spec.classes is None) for spec in specs).most_common(1)[0]
-        alike = [spec for spec in specs if _bare(spec) == bare]
-        return max(alike, key=lambda spec: spec.classes or 0)
+        (kind, _), *_ = Counter(spec.kind for spec in specs).most_common(1)
+        return max((spec for spec in specs if spec.kind == kind), key=lambda spec: spec.classes or 0)
 
     def _misfit(self, introduction: wire.Introduction) -> str | None:
         """Why a client cannot take part, if it cannot."""
         client, theirs, ours = introduction.id, introduction.spec, self.spec
         if ours is None:
             return None
-        if _bare(theirs) != _bare(ours) or (theirs.classes is None) != (ours.classes is None):
+        if theirs.kind != ours.kind:
             return f"client {client!r} has examples of {_shape(theirs)}, the others of {_shape(ours)}"
-        if (theirs.classes or 0) > (ours.classes or 0):
+        if not theirs.fits(ours):
             return f"client {client!r} has {theirs.classes} classes, but training began with {ours.classes}"
         return None
 
@@ -129,9 +128,9 @@ class Roster:
         """Wait for enough clients to begin with, and for all that are connected to introduce themselves."""
         began = time.monotonic()
         while True:
+            waited = time.monotonic() - began  # before looking: whoever was in time counts
             self.look()
             present = len(self._node_of)
-            waited = time.monotonic() - began
             enough = present >= self.terms.min_clients
             if enough and (not self._greeted or waited > min(AGAIN, self.terms.wait)):
                 break
@@ -161,11 +160,6 @@ class Roster:
                 elif self._node_of.get(known.id) != node:
                     complaints.append(f"two nodes say that they are client {known.id!r}")
         return list(dict.fromkeys(complaints))
-
-
-def _bare(spec: Spec) -> Spec:
-    """A spec but for the number of classes, of which some clients may hold fewer than others."""
-    return replace(spec, classes=None)
 
 
 def _shape(spec: Spec) -> str:

@@ -204,6 +204,8 @@ def _clusters(contents: Contents) -> Iterator[str]:
         )
         if len(ids) <= pictures.NAMED:
             caption += " The dot marks the model that the client has."
+        if np.isnan(found.losses).any():
+            caption += " Grey: no answer at the end."
         yield _figure(
             "Loss of every client under every model",
             caption,
@@ -335,7 +337,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         elif isinstance(value, list | tuple):
             yield (
                 f"{prefix}{key}",
-                ", ".join(v if isinstance(v, str) else json.dumps(v, default=str) for v in value),
+                ", ".join(v if isinstance(v, str) else json.dumps(v, default=str) for v in value) or "none",
             )
         else:
             yield f"{prefix}{key}", json.dumps(value, default=str)

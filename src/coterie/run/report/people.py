@@ -14,6 +14,7 @@ from coterie.run.report.contents import Contents
 from coterie.run.report.words import LISTED, count, swatch
 
 NAMES = 60  # named one by one in a row
+ROWS = 24  # clients with rows of their own
 
 
 def members(contents: Contents) -> str:
@@ -38,24 +39,26 @@ def members(contents: Contents) -> str:
 
 
 def left_out(history: History) -> str:
-    """Clients that were asked but left out of a round, with the reason."""
-    rounds: dict[tuple[str, str], list[int]] = defaultdict(list)
+    """Clients that were left out of rounds, those of most rounds first, with the reasons."""
+    rounds: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for record in history:
         for reason, names in record.missing.items():
             for name in names:
-                rounds[name, reason].append(record.round + 1)
+                rounds[name][reason].append(record.round + 1)
     if not rounds:
         return ""
-    worst = sorted(rounds.items(), key=lambda entry: -len(entry[1]))
+    worst = sorted(rounds, key=lambda name: (-sum(map(len, rounds[name].values())), name))
     rows = [
         _row(escape(name), escape(_spans(numbers)), escape(reason))
-        for (name, reason), numbers in worst[:NAMES]
+        for name in worst[:ROWS]
+        for reason, numbers in rounds[name].items()
     ]
-    if len(worst) > NAMES:
-        rows.append(_row(f"and {len(worst) - NAMES:,} more", "", ""))
+    if len(worst) > ROWS:
+        rows.append(_row(f"and {count(len(worst) - ROWS, 'further client')}", "", ""))
     return (
         "<h2>Left out</h2>\n"
-        '<p class="note">Clients that were asked but did not count in a round; they were asked again.</p>\n'
+        '<p class="note">Clients that did not count in some rounds, most often first; they were asked '
+        "again in the next.</p>\n"
         '<div class="wide"><table class="people">\n<thead><tr><th scope="col">client</th>'
         '<th scope="col">rounds</th><th scope="col">reason</th></tr></thead>\n'
         f"<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n"

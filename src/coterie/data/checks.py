@@ -1,0 +1,97 @@
+"""Whether what clients are said to hold can be used: ids, arrays, and a shape that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import DataError
+
+
+def distinct_ids(ids: Any, count: int) -> np.ndarray:
+    """One id per client, whole numbers or text; 0, 1, 2, ... where none are given."""
+    names = np.arange(count) if ids is None else np.asarray(ids)
+    if names.shape != (count,):
+        raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
+    if names.dtype.kind not in "iuU":
+        names = names.astype(str)
+    distinct, times = np.unique(names.astype(str), return_counts=True)
+    if len(distinct) < count:
+        raise DataError(f"client id {str(distinct[times > 1][0])!r} is given twice: ids must be distinct.")
+    return names
+
+
+def one_client(name: Any, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A client's features and targets as arrays: one row each per example, and at least one."""
+    x, y = _array(name, "features", x), _array(name, "targets", y)
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise DataError(
+            f"client {name}: features of shape {x.shape} and targets of shape {y.shape} "
+            "do not have one row per example each."
+        )
+    if len(x) == 0:
+        raise DataError(f"client {name} is empty: leave it out or give it at least one example.")
+    return x, y
+
+
+def _array(name: Any, what: str, values: Any) -> np.ndarray:
+    """Finite numbers of at most 32 bits: models compute in 32, and wider ones would be cut silently."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"client {name}: {what} of its examples differ in shape.") from error
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"client {name}: {what} are {array.dtype}, not numbers.")
+    if array.dtype.kind == "f":
+        array = array.astype(np.float32, copy=False)
+        if not np.isfinite(array).all():
+            row = tuple(np.argwhere(~np.isfinite(array))[0])
+            where = f" of example {row[0]}" if row else ""
+            raise DataError(
+                f"client {name}: {what}{where} contain {array[row]}; remove or fill such values first."
+            )
+    elif array.dtype.kind in "iu" and array.dtype.itemsize > 4:
+        wide, array = array, array.astype(np.int32)
+        if (array != wide).any():
+            worst = wide[array != wide][0]
+            raise DataError(f"client {name}: {what} contain {worst}, which does not fit in 32 bits.")
+    return array
+
+
+def common_shape(
+    names: Sequence[Any] | np.ndarray,
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]],
+    classes: int | None,
+) -> tuple[tuple[int, ...], str, tuple[int, ...], str, int | None]:
+    """Shape and dtype of one example's features and targets, and the number of classes: a `Spec`'s fields."""
+    first: tuple[np.ndarray, np.ndarray] | None = None
+    lowest, highest = 0, -1
+    for name, (x, y) in zip(names, pairs, strict=True):
+        if first is None:
+            first = x, y
+        for what, mine, theirs in (("features", x, first[0]), ("targets", y, first[1])):
+            if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
+                raise DataError(
+                    f"client {name}: {what} of one example are {mine.dtype}{list(mine.shape[1:])} but those "
+                    f"of client {names[0]} are {theirs.dtype}{list(theirs.shape[1:])}; they must agree."
+                )
+        if y.dtype.kind in "iu":
+            lowest, highest = min(lowest, int(y.min())), max(highest, int(y.max()))
+            if lowest < 0 or (classes is not None and highest >= classes):
+                wrong = lowest if lowest < 0 else highest
+                allowed = f"0 to {classes - 1}" if classes is not None else "0 and up"
+                raise DataError(f"client {name}: label {wrong} is outside the classes {allowed}.")
+    assert first is not None
+    x, y = first
+    labels = y.dtype.kind in "iu"
+    if classes is not None and not labels:
+        raise DataError(f"classes={classes} is given but the targets are {y.dtype}, not integer labels.")
+    return (
+        x.shape[1:],
+        x.dtype.name,
+        y.shape[1:],
+        y.dtype.name,
+        (classes or highest + 1) if labels else None,
+    )
