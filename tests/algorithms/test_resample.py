@@ -14,12 +14,14 @@ DIM, K, ROUNDS, GAMMA = 4, 2, 3, 0.2
 SIZES = [6, 9, 12, 25, 7, 40]
 
 
-def test_slices_are_disjoint_and_make_up_the_shard():
-    shard = Shard(jnp.arange(16.0), jnp.zeros(16), jnp.asarray(11))
-    slices = [np.asarray(shard.slice(jnp.asarray(i), jnp.asarray(4)).mask) for i in range(4)]
-    np.testing.assert_array_equal(np.sum(slices, axis=0), shard.mask)
-    assert [int(s.sum()) for s in slices] == [3, 3, 3, 2]
-    assert int(shard.slice(jnp.asarray(3), jnp.asarray(4)).size) == 2
+@pytest.mark.parametrize(("size", "of"), [(11, 4), (16, 4), (16, 3), (5, 5), (7, 1)])
+def test_parts_are_disjoint_and_of_one_size(size, of):
+    shard = Shard(jnp.arange(16.0), jnp.arange(16.0), jnp.asarray(size))
+    parts = [shard.part(jnp.asarray(i), jnp.asarray(of)) for i in range(of)]
+    held = [np.asarray(part.x)[np.asarray(part.mask)].tolist() for part in parts]
+    assert {len(part) for part in held} == {size // of}
+    everything = [example for part in held for example in part]
+    assert len(set(everything)) == len(everything) and set(everything) <= set(range(size))
 
 
 def test_a_slice_of_a_batched_shard_trains_on_its_own_examples():
@@ -27,7 +29,9 @@ def test_a_slice_of_a_batched_shard_trains_on_its_own_examples():
     n, d = 10, 12
     x = np.zeros((n, d), np.float32)
     x[np.arange(n), np.arange(n)] = 1
-    shard = Shard(jnp.asarray(x), jnp.ones(n, jnp.float32), jnp.asarray(9)).slice(jnp.asarray(1), jnp.asarray(3))
+    shard = Shard(jnp.asarray(x), jnp.ones(n, jnp.float32), jnp.asarray(9)).part(
+        jnp.asarray(1), jnp.asarray(3)
+    )
     spec = ct.Shards.from_lists([x], [np.ones(n, np.float32)]).spec
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, epochs=1, batch_size=2)).for_data(spec)
     zero = stacked.take(stacked.from_matrix(np.zeros((1, d)), learner.shapes(spec)), 0)
@@ -50,7 +54,8 @@ def test_agrees_with_section_5(seed):
         moves = np.zeros_like(thetas)
         for x, y in data.train:
             x, y = np.asarray(x, float), np.asarray(y, float)
-            parts = [slice(s, None, 2 * ROUNDS) for s in (2 * t, 2 * t + 1)]
+            whole = len(y) // (2 * ROUNDS) * 2 * ROUNDS  # n' = n / 2T examples each
+            parts = [slice(s, whole, 2 * ROUNDS) for s in (2 * t, 2 * t + 1)]
             j = int(np.argmin([loss(theta, x[parts[0]], y[parts[0]]) for theta in thetas]))
             moves[j] += gradient(thetas[j], x[parts[1]], y[parts[1]])
         thetas = thetas - GAMMA / len(SIZES) * moves

@@ -54,7 +54,7 @@ def refused(*arguments):
         # names and keys that there are not
         (
             ["--algorithm", "afci"],
-            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, global, local.",
+            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, global, local, one-shot-kmeans.",
         ),
         (["--data", "mnist"], "data.name: there is no 'mnist'; choose one of rotated-digits, "),
         (["--baselines", "lokal"], "baselines: there is no 'lokal'; choose one of ifca, "),

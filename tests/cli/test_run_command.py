@@ -277,7 +277,7 @@ def test_the_interval_of_checkpoints_is_an_option(asked):
 
 def test_help_of_a_command_tells_of_every_option():
     command = typer.main.get_command(app)
-    assert set(command.commands) == {"run", "report", "flower"}
+    assert set(command.commands) == {"run", "report", "reproduce", "flower"}
     for name, sub in command.commands.items():
         answer = invoke(name, "--help")
         text = plain(answer.stdout)

@@ -164,7 +164,7 @@ def test_a_baseline_gets_the_same_rounds_and_participation(name, expected):
         ({"data": {"name": "mnist"}}, "data.name: there is no 'mnist'; choose one of rotated-digits, "),
         ({"algorithm": {"name": "afci"}}, "algorithm.name: there is no 'afci'; choose one of ifca, "),
         ({"model": {"name": "resnet"}}, "model.name: there is no 'resnet'; choose one of linear, "),
-        ({"local": {"name": "adam"}}, "local.name: there is no 'adam'; choose one of sgd."),
+        ({"local": {"name": "adam"}}, "local.name: there is no 'adam'; choose one of sgd, proximal."),
         ({"algorithm": {"name": "ifca"}}, "algorithm.k: this setting is required."),
         ({"algorithm": {"name": "ifca", "kk": 3}}, "algorithm.k"),
         ({"algorithm": {"name": "ifca", "k": 3, "kk": 3}}, "algorithm.kk: there is no such setting."),

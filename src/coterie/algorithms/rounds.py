@@ -168,6 +168,8 @@ class RoundAlgorithm(ABC):
         init = keys.purpose(seed, "init")
         resumed = watch.resume(self.template(federation, learner))
         state, logs = resumed or (self.start(federation, learner, init), [])
+        if resumed is None:
+            watch.after(state, federation, [], 0)  # to begin may have taken long
         state = federation.place(state)
         chunk = chunk or (1 if federation.traceable else self.rounds_per_exchange)
         drawn = self._steps(federation, seed, 0, self.rounds) if federation.traceable else None

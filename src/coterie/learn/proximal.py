@@ -15,14 +15,16 @@ from coterie.errors import SettingError
 from coterie.learn.local import LocalUpdate, Objective, register
 from coterie.learn.shard import Shard
 
+EXACT = 1e-7  # of a residual against the right-hand side: as exact as 32 bits are
+
 
 @register
 @dataclass(frozen=True)
 class Proximal(LocalUpdate):
     """The minimiser of F_i(w) + |w - w0|^2 / (2 lr): FedProx as the mixed-regression paper states it.
 
-    For a model that is linear in its parameters with a squared loss it is computed exactly, by one system of
-    linear equations. For others it is sought with L-BFGS.
+    For a model that is linear in its parameters with a squared loss it is the solution of a system of linear
+    equations, and exact up to rounding. For others it is sought with L-BFGS.
 
     Parameters
     ----------
@@ -57,7 +59,12 @@ class Proximal(LocalUpdate):
     def _solved(
         self, objective: Objective, start: Float[Array, " d"], unravel: Any, shard: Shard
     ) -> Float[Array, " d"]:
-        """start - c J^T (I + c J J^T)^-1 (f - y) with c = lr * weight * curvature / n: Lemma 1, FedProx."""
+        """start - c (I + c J^T J)^-1 J^T (f - y) with c = lr * weight * curvature / n: Lemma 1, FedProx.
+
+        By conjugate gradients, which end after as many steps as there are examples or parameters, whichever
+        are fewer, and mostly long before. A factorisation by LAPACK can hang where XLA runs several devices
+        on one CPU: they wait for each other's threads.
+        """
         assert objective.outputs is not None
         outputs = objective.outputs
 
@@ -66,16 +73,16 @@ class Proximal(LocalUpdate):
             residuals = (outputs(unravel(model), shard.x) - shard.y).reshape(len(shard.y), -1)
             return jnp.where(shard.mask[:, None], residuals, 0).ravel()
 
-        c = self.lr * objective.weight * objective.curvature / jnp.maximum(shard.mask.sum(), 1)
-        residual = away(start)
-        if residual.size <= start.size:
-            jacobian = jax.jacrev(away)(start)  # (rows, d)
-            gram = jnp.eye(residual.size) + c * jacobian @ jacobian.T
-            step = jacobian.T @ jax.scipy.linalg.solve(gram, residual, assume_a="pos")
-            return jnp.asarray(start - c * step)
-        jacobian = jax.jacfwd(away)(start)
-        gram = jnp.eye(start.size) + c * jacobian.T @ jacobian
-        step = jax.scipy.linalg.solve(gram, jacobian.T @ residual, assume_a="pos")
+        c = self.lr * objective.weight * objective.curvature / jnp.maximum(shard.size, 1)
+        residual, along = jax.linearize(away, start)
+        back = jax.linear_transpose(along, start)
+
+        def system(v: Float[Array, " d"]) -> Float[Array, " d"]:
+            return jnp.asarray(v + c * back(along(v))[0])
+
+        (slope,) = back(residual)
+        most = min(residual.size, start.size) + 5  # rounding may take some more
+        step, _ = jax.scipy.sparse.linalg.cg(system, slope, tol=EXACT, maxiter=most)
         return jnp.asarray(start - c * step)
 
     def _sought(

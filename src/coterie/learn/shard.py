@@ -8,24 +8,21 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Shard(eqx.Module):
-    """A client's examples: `size` real ones, then padding that every use must mask.
-
-    Of a slice of a shard, only the examples `among` are real.
-    """
+    """A client's examples: `size` real ones, then padding that every use must mask."""
 
     x: Array  # (capacity, ...)
     y: Array  # (capacity, ...)
     size: Int[Array, ""]
-    among: Bool[Array, " capacity"] | None = None
 
     @property
     def mask(self) -> Bool[Array, " capacity"]:
-        return jnp.arange(self.x.shape[0]) < self.size if self.among is None else self.among
+        return jnp.arange(self.x.shape[0]) < self.size
 
-    def slice(self, number: Int[Array, ""], of: Int[Array, ""]) -> Shard:
-        """Slice `number` when the examples are dealt out in turn to `of` slices, which are disjoint."""
-        among = self.mask & (jnp.arange(self.x.shape[0]) % of == number)
-        return Shard(self.x, self.y, among.sum(), among)
+    def part(self, number: Int[Array, ""], of: Int[Array, ""]) -> Shard:
+        """Part `number` when the examples are dealt out in turn to `of` parts, all of one size."""
+        capacity = self.x.shape[0]
+        rows = (number + of * jnp.arange(capacity)) % capacity
+        return Shard(self.x[rows], self.y[rows], self.size // of)
 
     def mean(self, values: Float[Array, " capacity"]) -> Float[Array, ""]:
         """The mean of one number per example over the real examples."""

@@ -118,7 +118,7 @@ def _choose(learner: Learner, broadcast: Any, each: Any, shard: Shard) -> _Chose
     looked_at = trained_on = shard
     if "slices" in broadcast:
         first = 2 * broadcast["round"]
-        looked_at, trained_on = (shard.slice(first + i, broadcast["slices"]) for i in (0, 1))
+        looked_at, trained_on = (shard.part(first + i, broadcast["slices"]) for i in (0, 1))
     within = _within(learner, broadcast, shard)
     losses = learner.shard_losses(broadcast["models"], looked_at, within)
     cluster = lowest(losses)

@@ -166,7 +166,8 @@ class Recorder:
                 f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
             )
         storage.write_text(self._rounds, "".join(log.to_line() + "\n" for log in logs))
-        self._show(logs, done)
+        if logs:
+            self._show(logs, done)
         return state, logs
 
     def _unfit(self, error: Exception) -> RunFolderError:
@@ -189,4 +190,5 @@ class Recorder:
             }
             storage.write_arrays(self._checkpoint, stacked.named(state), metadata)
             self._saved = time.monotonic()
-        self._show(logs, done)
+        if logs:
+            self._show(logs, done)

@@ -1,0 +1,75 @@
+"""Every model starts from the client that those before it fit worst."""
+
+import jax
+import numpy as np
+import pytest
+from references import local_update, loss
+
+import coterie as ct
+from coterie import keys
+from coterie.errors import SettingError
+from coterie.models import stacked
+
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=2))
+
+
+def population(seed=0, clients=9):
+    sizes = list(range(3, 3 + clients))
+    return ct.data.mixed_regression(
+        k=3, clients=clients, examples=sizes, dim=4, noise=0.1, scale=3.0, seed=seed
+    )
+
+
+def start(shards, initialiser, restarts=2, k=3, seed=0, **simulation):
+    federation = ct.Simulation(shards, **simulation).with_learner(LEARNER.for_data(shards.spec))
+    cells = keys.grid(keys.purpose(seed, "init"), restarts, k)
+    models = initialiser(federation, LEARNER.for_data(shards.spec), cells)
+    return np.asarray(jax.vmap(stacked.to_matrix)(models), float), federation, cells
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_agrees_with_a_loop_over_clients(seed):
+    data = population(seed)
+    rounds = 3
+    found, federation, cells = start(data.train, ct.FarthestLoss(rounds=rounds), seed=seed)
+    clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
+    fresh = np.asarray(jax.vmap(stacked.to_matrix)(ct.Random()(federation, LEARNER, cells[:, :1])), float)
+    for r in range(2):
+
+        def trained(i, r=r):
+            return local_update(fresh[r, 0], *clients[i], 0.05, 2 * rounds)
+
+        first = min(range(len(clients)), key=lambda i: np.abs(trained(i) - found[r, 0]).max())
+        models = [trained(first)]
+        for _ in range(2):
+            fit = [min(loss(theta, x, y) for theta in models) for x, y in clients]
+            models.append(trained(int(np.argmax(fit))))
+        np.testing.assert_allclose(found[r], models, rtol=1e-3, atol=1e-4)
+
+
+def test_starts_differ_and_do_not_depend_on_the_order_of_clients():
+    data = population()
+    found, *_ = start(data.train, ct.FarthestLoss(), restarts=4)
+    assert len(np.unique(found[:, 0].round(4), axis=0)) > 1
+    turned, *_ = start(data.train[::-1], ct.FarthestLoss(), restarts=4)
+    np.testing.assert_allclose(found, turned, rtol=1e-4, atol=1e-5)
+    fewer, *_ = start(data.train, ct.FarthestLoss(), restarts=2)
+    np.testing.assert_allclose(found[:2], fewer, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_that_does_not_answer_is_replaced_by_a_fresh_model():
+    found, *_ = start(population().train, ct.FarthestLoss(), restarts=3, drop=0.9)
+    assert np.isfinite(found).all() and found.shape == (3, 3, 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_the_groups_from_one_start(seed):
+    data = ct.data.mixed_regression(k=4, clients=40, examples=30, dim=10, noise=0.1, scale=3.0, seed=seed)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
+    found = ct.IFCA(k=4, rounds=30, n_init=1, init=ct.FarthestLoss()).fit(data.train, learner, seed=seed)
+    assert ct.metrics.misclustering(found.assignment, data.truth) == 0
+
+
+def test_no_rounds_are_refused():
+    with pytest.raises(SettingError, match="rounds must be at least 1, not 0"):
+        start(population().train, ct.FarthestLoss(rounds=0))
