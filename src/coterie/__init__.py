@@ -9,7 +9,7 @@ from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
 from coterie.federation import Simulation
 from coterie.federation.devices import use_every_core
-from coterie.initialise import FarthestLoss, OneShot, Random
+from coterie.initialise import FarthestLoss, MomentDescent, OneShot, Random
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, Optax
 from coterie.learn.proximal import Proximal
@@ -33,6 +33,7 @@ __all__ = [
     "Global",
     "Learner",
     "Local",
+    "MomentDescent",
     "OneShot",
     "OneShotKMeans",
     "Optax",

@@ -42,6 +42,7 @@ PARTS: dict[str, dict[str, str]] = {
         "random": "coterie.initialise.random:Random",
         "farthest-loss": "coterie.initialise.farthest:FarthestLoss",
         "one-shot": "coterie.initialise.one_shot:OneShot",
+        "moment-descent": "coterie.initialise.moment_descent:MomentDescent",
     },
 }
 

@@ -115,9 +115,9 @@ def test_fedprox_agrees_with_the_paper(seed, normalise):
 def test_soft_labels_agree_with_the_paper(seed, normalise, weight, prox):
     data = population(seed)
     local = ct.Proximal(lr=0.3) if prox else ct.SGD(lr=0.3, steps=S)
-    found = ct.FedX(
-        k=K, rounds=5, init=start(seed), normalise=normalise, weight=weight, temperature=0.7
-    ).fit(data.train, ct.Learner(ct.models.Linear(), "half_squared", local), seed=seed)
+    found = ct.FedX(k=K, rounds=5, init=start(seed), normalise=normalise, weight=weight, temperature=0.7).fit(
+        data.train, ct.Learner(ct.models.Linear(), "half_squared", local), seed=seed
+    )
     clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
     thetas = fedx_soft(
         clients,

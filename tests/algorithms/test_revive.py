@@ -39,7 +39,8 @@ def test_nothing_changes_while_no_cluster_is_empty():
     data = population()
     near = (data.models + 0.1).astype(np.float32)
     kept, again = (
-        ct.IFCA(k=2, rounds=8, init=near, empty=empty).fit(data.train, LEARNER) for empty in ("keep", "revive")
+        ct.IFCA(k=2, rounds=8, init=near, empty=empty).fit(data.train, LEARNER)
+        for empty in ("keep", "revive")
     )
     np.testing.assert_array_equal(kept.assignment, again.assignment)
     np.testing.assert_array_equal(kept.models.layers[0].weight, again.models.layers[0].weight)

@@ -115,7 +115,8 @@ def test_what_cannot_be_shared_is_refused(settings, sentence):
         ct.IFCA(k=2, rounds=1, **settings).fit(intercepts().train, LEARNER)
 
 
-def test_a_shared_body_helps_where_clients_have_little(seed=0):
+def test_a_shared_body_helps_where_clients_have_little():
+    seed = 0
     # the slope is common: learnt from everybody, it is known better than from a third of them
     data = intercepts(seed)
     alone, shared = (

@@ -27,6 +27,7 @@ ALGORITHMS = {
     "ifca, farthest": ct.IFCA(k=3, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=2)),
     "ifca, one shot": ct.IFCA(k=2, rounds=2, n_init=2, init=ct.OneShot(rounds=2)),
     "fedx": ct.FedX(k=2, rounds=3, n_init=2),
+    "fedx, moment descent": ct.FedX(k=2, rounds=3, n_init=2, init=ct.MomentDescent(anchors=4, iterations=2)),
     "fedx, soft": ct.FedX(k=2, rounds=3, n_init=2, temperature=0.5),
     "one-shot k-means": ct.OneShotKMeans(k=2, rounds=3, alone=2),
     "global": ct.Global(rounds=3),

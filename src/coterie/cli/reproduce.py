@@ -29,6 +29,7 @@ def reproduce(
         typer.Option(help="After the paper's text, or after the authors' released code: text or authors."),
     ] = "text",
     seed: Annotated[int, typer.Option(help="Everything random.")] = 0,
+    trials: Annotated[int | None, typer.Option(help="How many.  [default: by scale]")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to keep it.  [default: runs/NAME-SCALE-PRESET-SEED]")
     ] = None,
@@ -48,7 +49,13 @@ def reproduce(
             return
         console = Console(stderr=True)
         found = papers.reproduce(
-            name, scale, preset, seed, out, progress=partial(bar if console.is_terminal else lines, console)
+            name,
+            scale,
+            preset,
+            seed,
+            out,
+            progress=partial(bar if console.is_terminal else lines, console),
+            trials=trials,
         )
         if json_:
             print(json.dumps(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.learn import tasks
+from coterie.learn import moments, tasks
 from coterie.learn.tasks import Task
 
 TASKS: dict[str, Task] = {
@@ -15,5 +15,7 @@ TASKS: dict[str, Task] = {
         tasks.losses,
         tasks.size,
         tasks.evaluate,
+        moments.multiply_moment,
+        moments.descend_moment,
     )
 }

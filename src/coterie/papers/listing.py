@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from coterie.errors import ConfigError
-from coterie.papers import ifca
+from coterie.papers import ifca, mixed_regression
 from coterie.papers.experiment import Experiment, Figure, Scale
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in ifca.FIGURES}
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*ifca.FIGURES, *mixed_regression.FIGURES)}
 
 
-def find(name: str, scale: str, preset: str) -> Experiment:
-    """The experiment of that name, scale and preset."""
+def find(name: str, scale: str, preset: str, trials: int | None = None) -> Experiment:
+    """The experiment of that name, scale and preset, with as many trials as the scale has if not given."""
     if name not in FIGURES:
         raise ConfigError(f"there is no {name!r} to reproduce; choose one of {', '.join(FIGURES)}.")
     figure = FIGURES[name]
@@ -22,4 +23,9 @@ def find(name: str, scale: str, preset: str) -> Experiment:
     ):
         if value not in known:
             raise ConfigError(f"--{option} {value}: choose one of {', '.join(known)} for {name}.")
-    return figure.make(scale, preset)  # type: ignore[arg-type]
+    experiment = figure.make(scale, preset)  # type: ignore[arg-type]
+    if trials is None:
+        return experiment
+    if trials < 1:
+        raise ConfigError(f"--trials {trials}: choose a whole number from 1 up.")
+    return replace(experiment, trials=trials)  # type: ignore[type-var]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.style
 import numpy as np
@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 from matplotlib.transforms import offset_copy
 
-from coterie.papers.experiment import Row
+from coterie.papers.experiment import Arrays, Row
 from coterie.papers.ifca import SLACK, Success
+from coterie.papers.mixed_regression import Convergence
 from coterie.run.report.style import INK, MUTED, PALETTE, STYLE
 
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
@@ -73,6 +74,43 @@ def success_curves(experiment: Success, rows: Sequence[Row]) -> Figure:
     if by_amount:
         _amounts(panels[1], experiment, rows)
     figure.legend(loc="outside lower center", ncols=len(lines), handlelength=3.4, labelcolor=INK)
+    return figure
+
+
+def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figure:
+    """The error against the iteration: local updates of the two-phase system, and other methods."""
+    figure = titled(
+        f"Mixed regression, Figure {experiment.figure}: {experiment.title}",
+        [
+            f"k = {experiment.k}, d = {experiment.dim}, {len(experiment.sizes)} clients with "
+            f"{min(experiment.sizes)} to {max(experiment.sizes)} examples"
+            + ("" if experiment.scale == "paper" else f" (scale: {experiment.scale})"),
+            f"median of {experiment.trials} trials, with quartiles; Phase 1 up to the dotted line",
+        ],
+        (10.4, 4.8),
+    )
+    panels = figure.subplots(1, 2, sharey=True)
+    arms = experiment.arms()
+    left = [name for name, arm in arms.items() if arm.panel == 0]
+    right = ["s=5", *(name for name, arm in arms.items() if arm.panel == 1)]
+    for axes, names, title in (
+        (panels[0], left, "two-phase system, by local update"),
+        (panels[1], right, "two-phase system and other methods"),
+    ):
+        for number, name in enumerate(names):
+            error = results[name]["error"]
+            low, middle, high = np.quantile(error, (0.25, 0.5, 0.75), axis=0)
+            shade, at = PALETTE[number % len(PALETTE)], np.arange(error.shape[1])
+            label = "two-phase, s = 5" if axes is panels[1] and name == "s=5" else arms[name].label
+            axes.fill_between(at, low, high, color=shade, alpha=0.15, lw=0)
+            axes.plot(at, middle, color=shade, ls=DASHES[number % len(DASHES)], lw=1.7, label=label)
+        axes.axvline(experiment.iterations, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=0)
+        axes.set(yscale="log", xlabel="iteration")
+        axes.set_title(title, fontsize=9, color=MUTED, loc="left")
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+        axes.legend(fontsize=8, labelcolor=INK, handlelength=3.0, frameon=False, loc="upper right")
+    panels[0].set(ylabel="estimation error, max over clusters (log scale)")
     return figure
 
 

@@ -31,6 +31,7 @@ def reproduce(
     seed: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    trials: int | None = None,
 ) -> dict[str, Any]:
     """Compute a figure or table of a paper and write it down.
 
@@ -49,14 +50,16 @@ def reproduce(
         again.
     progress
         `progress(name, steps)` gives a context in which steps are shown.
+    trials
+        How many, instead of as many as the scale has.
 
     Returns
     -------
     dict
         What `results.json` holds, and the `folder`.
     """
-    folder = compute(name, scale, preset, seed, out, progress)
-    experiment = find(name, scale, preset)
+    folder = compute(name, scale, preset, seed, out, progress, trials)
+    experiment = find(name, scale, preset, trials)
     kept = [folder.kept(point) for point in experiment.points()]
     results = {p.name: k[0] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
     how = {p.name: k[1] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
@@ -87,12 +90,14 @@ def compute(
     seed: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    trials: int | None = None,
 ) -> ResultFolder:
     """The part of `reproduce` that takes long: all points, kept in the folder. It needs no Matplotlib."""
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed}: choose a whole number from 0 up to {2**32 - 1}.")
-    experiment = find(name, scale, preset)
-    folder = ResultFolder(out or Path("runs") / f"{name.replace('/', '-')}-{scale}-{preset}-{seed}")
+    experiment = find(name, scale, preset, trials)
+    parts = [name.replace("/", "-"), scale, preset, str(seed), *([] if trials is None else [f"x{trials}"])]
+    folder = ResultFolder(out or Path("runs") / "-".join(parts))
     folder.claim({"name": name, "seed": seed, **experiment.settings()})
     points, steps = experiment.points(), experiment.steps
     shown = progress(name, steps * len(points)) if progress else nullcontext(lambda done, said: None)

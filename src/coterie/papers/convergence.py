@@ -1,0 +1,69 @@
+"""How fast and how far methods come to the true models: many trials as one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from coterie.algorithms.alternating import Alternating
+from coterie.algorithms.rounds import State, Step
+from coterie.federation.simulation import Simulation
+from coterie.learn.learner import Learner
+from coterie.models import stacked
+
+
+def errors_by_round(
+    algorithm: Alternating,
+    learner: Learner,
+    simulations: Sequence[Simulation],
+    states: Sequence[State],
+    true: Float[Array, "trials k d"],
+) -> Float[Array, "trials rounds"]:
+    """d(theta_t, theta*) after every round of every trial, each from its own state with its own clients.
+
+    Rounds are those of the library: trials, whose clients must be alike in number and size, are only put
+    side by side.
+    """
+    clients = _together([simulation.with_learner(learner) for simulation in simulations])
+    found: Array = _run(algorithm, learner, clients, _together(states), true)
+    return found
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(
+    algorithm: Alternating, learner: Learner, clients: Simulation, states: State, true: Array
+) -> Float[Array, "trials rounds"]:
+    steps = Step(jnp.arange(algorithm.rounds), algorithm.round_keys(jax.random.key(0)))
+
+    def trial(of: tuple[Simulation, State, Array]) -> Float[Array, " rounds"]:
+        federation, state, goal = of
+
+        def once(state: State, step: Step) -> tuple[State, Float[Array, ""]]:
+            state, _ = algorithm.round(federation, learner, state, step)
+            return state, distance(stacked.to_matrix(stacked.take(state.models, 0)), goal)
+
+        errors: Array = jax.lax.scan(once, state, steps)[1]
+        return errors
+
+    found: Array = jax.lax.map(trial, (clients, states, true))
+    return found
+
+
+def distance(models: Float[Array, "any d"], true: Float[Array, "k d"]) -> Float[Array, ""]:
+    """(5) of the mixed-regression paper: min over permutations of max_l ||theta_pi(l) - theta*_l||.
+
+    A single model for all is compared as k copies of it.
+    """
+    k = len(true)
+    apart = jnp.linalg.norm(jnp.broadcast_to(models, true.shape)[:, None] - true, axis=-1)
+    ways = jnp.asarray(list(permutations(range(k))))
+    return jnp.min(jnp.max(apart[ways, jnp.arange(k)], axis=1))
+
+
+def _together(several: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *a: jnp.stack(a), *several)

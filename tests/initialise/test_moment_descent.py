@@ -1,0 +1,636 @@
+"""Moment descent against NumPy references of the paper's Phase 1, and what it is for."""
+
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import InProcessGrid, app_of
+from references_moments import eps, groups, moment, pairs, phase_1, weight
+
+import coterie as ct
+from coterie import keys
+from coterie.data.shards import Shards
+from coterie.errors import LearnerError, SettingError
+from coterie.federation.flower import FlowerFederation
+from coterie.initialise.moment_descent import Anchors, _Descent
+from coterie.models import stacked
+
+LEARNER = ct.Learner(ct.models.Linear(), "half_squared", ct.SGD(lr=0.2, steps=5))
+DIM, K = 5, 2
+SIZES = [1, 2, 10, 4, 12, 9, 1, 9, 3, 14, 2, 11, 4, 16, 13, 10, 3, 12, 10, 9]
+CLOSE = {"rtol": 2e-3, "atol": 2e-3}
+
+
+def population(seed=0, sizes=SIZES, dim=DIM, k=K):
+    return ct.data.mixed_regression(
+        k=k, clients=len(sizes), examples=sizes, dim=dim, noise=0.2, scale=2.0, seed=seed
+    )
+
+
+def table(restarts=1, k=K, seed=0):
+    return keys.grid(jax.random.key(seed), restarts, k)
+
+
+class Recorded:
+    """A federation of which every ask is kept."""
+
+    def __init__(self, shards, learner=LEARNER, **options):
+        self.learner = learner.for_data(shards.spec)
+        # programs for one device compile faster, and most tests are about little else
+        options = {"devices": jax.local_devices()[:1]} | options
+        self.inner = ct.Simulation(shards, **options).with_learner(self.learner)
+        self.asks = []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def ask(self, task, broadcast=None, *, each=None, clients=None, **options):
+        answers = self.inner.ask(task, broadcast, each=each, clients=clients, **options)
+        self.asks.append((task.__name__, broadcast, each, np.asarray(answers.clients)))
+        return answers
+
+    def named(self, name):
+        return [ask[1:] for ask in self.asks if ask[0] == name]
+
+
+def traced(settings, shards, restarts=1, k=K, seed=0, learner=LEARNER, **options):
+    federation = Recorded(shards, learner, **options)
+    return settings.trace(federation, federation.learner, table(restarts, k, seed)), federation
+
+
+def matrix(models, lead=2):
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(models)]
+    return np.concatenate([leaf.reshape(*leaf.shape[:lead], -1) for leaf in leaves], axis=-1)
+
+
+def thetas(trace, restart=0):
+    """The anchors' models at every time."""
+    return [matrix(anchors.models)[restart] for anchors in trace]
+
+
+def as_float(shards):
+    return [(np.asarray(x, float), np.asarray(y, float)) for x, y in shards]
+
+
+# -- the paper, line by line ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more, seeds",
+    [({}, 3), ({"clients": 9, "warm": False}, 1), ({"noise": 0.3}, 1), ({"fresh": True, "noise": 0.1}, 1)],
+    ids=lambda more: ", ".join(more) or "all clients" if isinstance(more, dict) else "",
+)
+@pytest.mark.parametrize("estimator", ["pairs", "two"])
+def test_agrees_with_the_paper_line_by_line(estimator, more, seeds):
+    for seed in range(seeds):
+        agrees_with_the_paper(estimator, more, seed)
+
+
+def agrees_with_the_paper(estimator, more, seed):
+    data = population(seed)
+    bounds = {"alpha": 0.8, "beta": 1.1, "epsilon": 0.1, "separation": 2.0}
+    settings = ct.MomentDescent(
+        **{"anchors": 6, "iterations": 3, "subspace_iterations": 2, "power_iterations": 3000}
+        | {"estimator": estimator}
+        | bounds
+        | more
+    )
+    trace, federation = traced(settings, data.train, seed=seed)
+    asks = federation.named("multiply_moment")[::2]  # the first one of each iteration
+    bases = [matrix(broadcast["directions"], 3)[0].swapaxes(1, 2) for broadcast, *_ in asks]
+    asked = [positions for *_, positions in asks]
+    start, anchors = thetas(trace)[0][0], trace[0].ids[0]
+    noise = None
+    if settings.noise:  # what clients got beyond the models that the server had
+        copies = [np.stack([matrix(each[name], 3) for name in ("first", "second")]) for _, each, _ in asks]
+        noise = [
+            (copy[:, :, 0] - before).swapaxes(0, 1)
+            for copy, before in zip(copies, thetas(trace)[:-1], strict=True)
+        ]
+    wanted = phase_1(
+        as_float(data.train),
+        anchors,
+        start,
+        asked,
+        bases,
+        2,
+        estimator,
+        alpha=0.8,
+        beta=1.1,
+        least=0.1 * 0.8 * 2.0 / math.sqrt(2),
+        noise=noise,
+        parts=3 if settings.fresh else None,
+    )
+    for found, theta in zip(thetas(trace)[1:], wanted, strict=True):
+        np.testing.assert_allclose(found, theta, **CLOSE)
+    assert max(np.abs(wanted[-1] - start).max(axis=1)) > 0.3  # they have moved
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["pairs", "two"]))
+@settings(max_examples=6, deadline=None)
+def test_the_iteration_finds_the_singular_vectors(seed, estimator):
+    data = population(seed, sizes=[12] * 20)
+    common = {"anchors": 3, "iterations": 1, "estimator": estimator, "alpha": 1.0, "beta": 1.0}
+    trace, federation = traced(ct.MomentDescent(**common, subspace="svd"), data.train)
+    ((_, each, _),) = federation.named("descend_moment")
+    found = matrix(each["subspace"], 3)[0, 0]  # of any anchor: all are in one place
+    start = thetas(trace)[0][0]
+    content = [pairs(*[eps(x, y, start)] * 2, estimator) for x, y in as_float(data.train)]
+    y = moment(content, [weight(n, estimator) for n in data.train.sizes])
+    left, size, _ = np.linalg.svd(y)
+    if size[K - 1] > 1.05 * size[K]:
+        np.testing.assert_allclose(found.T @ found, left[:, :K] @ left[:, :K].T, **CLOSE)
+        steps = 2 * math.ceil(8 / math.log(size[K - 1] / size[K]))
+        if steps <= 60:
+            iterated, _ = traced(ct.MomentDescent(**common, subspace_iterations=steps), data.train)
+            np.testing.assert_allclose(thetas(iterated)[1], thetas(trace)[1], **CLOSE)
+
+
+def test_alpha_and_beta_are_the_curvature_of_all_clients_in_the_anchors_subspace():
+    data = population(sizes=[12] * 20)
+    settings = ct.MomentDescent(anchors=3, iterations=1, subspace_iterations=40, epsilon=0.1, separation=2.0)
+    _, federation = traced(settings, data.train)
+    last, _, _ = federation.named("multiply_moment")[-1]
+    assert "curvature" in last and "curvature" not in federation.named("multiply_moment")[-2][0]
+    ((_, each, _),) = federation.named("descend_moment")
+    x = np.concatenate([x for x, _ in as_float(data.train)])
+    for h in range(3):
+        u = matrix(each["subspace"], 3)[h, 0]
+        values = np.linalg.eigvalsh(u @ (x.T @ x / len(x)) @ u.T)
+        assert float(each["rate"][h, 0]) == pytest.approx(values[0] / (2 * values[-1] ** 2), rel=1e-3)
+        assert float(each["least"][h, 0]) == pytest.approx(0.1 * values[0] * 2.0 / math.sqrt(2), rel=1e-3)
+
+
+def test_the_scale_of_the_loss_does_not_matter():
+    """Gradients twice as large, curvature twice as large: the same steps, and they stop as soon."""
+    data = population(3)
+    one, two = (
+        traced(
+            ct.MomentDescent(anchors=6, iterations=4),
+            data.train,
+            learner=ct.Learner(ct.models.Linear(), loss),
+        )[0]
+        for loss in ("half_squared", "squared")
+    )
+    np.testing.assert_allclose(thetas(one)[-1], thetas(two)[-1], **CLOSE)
+    np.testing.assert_array_equal(one[-1].stopped, two[-1].stopped)
+    assert one[-1].stopped.any() and not one[1].stopped.all()
+
+
+def test_a_stopped_anchor_stays_and_when_all_have_stopped_nobody_is_asked():
+    data = population()
+    settings = ct.MomentDescent(anchors=5, iterations=4, epsilon=0.4, separation=3.0, alpha=1.0, beta=1.0)
+    trace, federation = traced(settings, data.train)
+    for before, after in itertools.pairwise(trace):
+        assert (after.stopped | ~before.stopped).all()
+        same = (matrix(before.models) == matrix(after.models)).all(axis=2)
+        assert same[before.stopped].all()
+    assert trace[-1].stopped.any()
+    lazy = ct.MomentDescent(anchors=5, iterations=4, epsilon=100.0, separation=3.0)
+    trace, federation = traced(lazy, data.train)
+    assert len(trace) == 5 and trace[1].stopped.all() and len(federation.named("descend_moment")) == 1
+    np.testing.assert_array_equal(thetas(trace)[0], thetas(trace)[-1])
+
+
+def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace_and_one():
+    data = population()
+    for chosen, per_iteration in (
+        (ct.MomentDescent(anchors=4, iterations=3, subspace_iterations=6), 6 + 1),
+        (ct.MomentDescent(anchors=4, iterations=3, subspace="svd"), 2 + 1),
+        (ct.MomentDescent(anchors=4, iterations=3, subspace="svd", alpha=1.0, beta=1.0), 1 + 1),
+    ):
+        _, federation = traced(chosen, data.train)
+        assert len(federation.asks) == 1 + 3 * per_iteration
+        assert federation.asks[0][0] == "count_examples"
+
+
+# -- line 16 ----------------------------------------------------------------------------------------------
+
+
+def anchors_at(theta, heard=None):
+    theta = np.asarray(theta, np.float32)
+    shape = theta.shape[:2]
+    heard = np.ones(shape, bool) if heard is None else np.asarray(heard)
+    return Anchors(np.zeros(shape, int), jnp.asarray(theta), np.zeros(shape), np.zeros(shape, bool), heard)
+
+
+@given(st.integers(0, 10**6), st.floats(0.5, 4))
+@settings(max_examples=30, deadline=None)
+def test_with_a_separation_groups_are_chains_of_close_anchors(seed, separation):
+    theta = np.random.default_rng(seed).standard_normal((1, 9, 2))
+    label = np.array(groups(theta[0].astype(np.float32), separation))
+    sizes = {g: (label == g).sum() for g in dict.fromkeys(label)}
+    largest = sorted(sizes, key=lambda g: -sizes[g])[:2]
+    if len(sizes) < 2:
+        with pytest.raises(LearnerError, match="in 1 groups, fewer than k=2"):
+            anchors_at(theta).centres(2, separation)
+        return
+    wanted = {tuple(theta[0, label == g].mean(axis=0).round(3)) for g in largest}
+    found = np.asarray(anchors_at(theta).centres(2, separation))[0]
+    np.testing.assert_allclose(sorted(map(tuple, found)), sorted(wanted), atol=2e-3)
+
+
+def test_without_one_they_are_joined_into_k_groups_by_restart():
+    rng = np.random.default_rng(0)
+    true = np.array([[5.0, 0], [0, 5], [-5, 0]])
+    labels = np.array([[0, 0, 1, 2, 2, 2, 0], [2, 1, 0, 0, 0, 0, 0]])
+    theta = true[labels] + 0.3 * rng.standard_normal((2, 7, 2))
+    found = np.asarray(anchors_at(theta).centres(3))
+    for r, order in enumerate(([0, 1, 2], [2, 1, 0])):
+        wanted = [theta[r, labels[r] == j].mean(axis=0) for j in order]
+        np.testing.assert_allclose(found[r], wanted, rtol=1e-5)
+
+
+def test_anchors_that_never_answered_are_in_no_group():
+    theta = [[[0.0, 0], [9, 9], [1, 1], [9, 8], [50, 50]]]
+    found = np.asarray(anchors_at(theta, [[True, True, True, True, False]]).centres(2))[0]
+    np.testing.assert_allclose(found, [[0.5, 0.5], [9, 8.5]])
+    with pytest.raises(LearnerError, match="1 anchors have answered, fewer than k=2"):
+        anchors_at(theta, [[True, False, False, False, False]]).centres(2)
+
+
+# -- who are the anchors, who is asked --------------------------------------------------------------------
+
+
+def drawn(settings, shards, restarts=1, k=K):
+    """Who are the anchors, and who is asked in each iteration, without a run."""
+    federation = Recorded(shards)
+    run = _Descent(settings, federation, federation.learner, table(restarts, k))
+    return run.anchors, run.asked
+
+
+def test_anchors_are_the_largest_clients_and_lots_decide_among_equals():
+    sizes = np.array([3, 9, 9, 9, 9, 20, 1, 9, 30, 9])
+    anchors, _ = drawn(ct.MomentDescent(anchors=4), population(sizes=sizes).train, restarts=8)
+    assert anchors.shape == (8, 4)
+    assert all(sorted(sizes[row]) == [9, 9, 20, 30] for row in anchors)
+    assert len({frozenset(row) for row in anchors.tolist()}) > 3
+    assert len({row.tolist().index(8) for row in anchors}) > 1  # and their order tells nothing
+
+
+@pytest.mark.parametrize(
+    "k, sizes, anchors, number",
+    [
+        (2, [20] * 40, None, 15),  # 4 log(2 / 0.05)
+        (3, [20] * 40, None, 25),
+        (3, [20] * 12 + [4] * 40, None, 12),  # no more than have 3 k examples
+        (3, [20] * 2 + [4] * 30, None, 25),  # unless they are too few
+        (3, [20] * 30, math.ceil(3 * 3 * math.log(3)), 10),  # as printed
+    ],
+)
+def test_the_number_of_anchors(k, sizes, anchors, number):
+    data = population(sizes=sizes, k=k)
+    assert drawn(ct.MomentDescent(anchors), data.train, k=k)[0].shape == (1, number)
+
+
+def test_anchors_by_id():
+    data = population()
+    named = Shards.from_lists(*zip(*data.train, strict=True), [f"c{i}" for i in range(len(SIZES))])
+    anchors, _ = drawn(ct.MomentDescent(anchors=["c9", "c4", "c11"]), named, restarts=2)
+    assert all(set(row) == {4, 9, 11} for row in anchors.tolist())
+    anchors, _ = drawn(ct.MomentDescent(anchors=np.array([9, 4])), data.train)
+    assert set(anchors[0].tolist()) == {4, 9}
+
+
+def test_clients_with_one_example_are_not_asked_for_pairs():
+    able = [i for i, n in enumerate(SIZES) if n > 1]
+    _, asked = drawn(ct.MomentDescent(anchors=4), population().train)
+    assert [each.tolist() for each in asked] == [able] * 5
+    _, asked = drawn(ct.MomentDescent(anchors=4, clients=7), population().train)
+    assert len({tuple(each) for each in asked}) == 5
+    assert all(len(set(each)) == 7 and set(each) <= set(able) for each in asked)
+
+
+def test_fresh_clients_are_other_ones_in_each_iteration_and_no_anchors():
+    settings = ct.MomentDescent(anchors=3, iterations=4, fresh=True)
+    anchors, asked = drawn(settings, population(sizes=[8] * 30).train, restarts=2)
+    everyone = np.concatenate(asked)
+    assert len(asked) == 4 and len(set(everyone.tolist())) == len(everyone) == 4 * (
+        (30 - len(set(anchors.ravel()))) // 4
+    )
+    assert not set(anchors.ravel()) & set(everyone)
+
+
+# -- what must not matter ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"noise": 0.2, "clients": 12}])
+def test_the_order_of_the_clients_does_not_matter(more):
+    data = population(1)
+    settings = ct.MomentDescent(anchors=5, iterations=3, **more)
+    wanted, _ = traced(settings, data.train, restarts=2)
+    turned, _ = traced(settings, data.train[np.random.default_rng(0).permutation(len(SIZES))], restarts=2)
+    np.testing.assert_array_equal(wanted[0].ids, turned[0].ids)
+    np.testing.assert_allclose(matrix(wanted[-1].models), matrix(turned[-1].models), **CLOSE)
+    np.testing.assert_allclose(matrix(wanted[-1].centres(K)), matrix(turned[-1].centres(K)), **CLOSE)
+
+
+def test_neither_padding_nor_batches_nor_other_restarts_matter():
+    data = population(2, sizes=[2, 5, 6, 7, 12])
+    settings = ct.MomentDescent(anchors=3, iterations=1, subspace_iterations=2, power_iterations=5)
+    wanted = thetas(traced(settings, data.train)[0])[-1]
+    for options in ({"batch": 1}, {"devices": None}):
+        np.testing.assert_allclose(thetas(traced(settings, data.train, **options)[0])[-1], wanted, **CLOSE)
+    many, _ = traced(settings, data.train, restarts=3)
+    np.testing.assert_allclose(thetas(many)[-1], wanted, **CLOSE)
+    assert not np.allclose(thetas(many, 1)[-1], thetas(many, 2)[-1], atol=1e-2)
+
+
+def test_the_call_gives_the_groups_of_the_last_iteration():
+    data = population()
+    settings = ct.MomentDescent(anchors=6)
+    trace, federation = traced(settings, data.train, restarts=2)
+    models = settings(federation, federation.learner, table(2))
+    assert matrix(models).shape == (2, K, DIM)
+    np.testing.assert_array_equal(matrix(models), matrix(trace[-1].centres(K)))
+    assert len(trace) == 1 + settings.iterations
+
+
+def test_theta_0_is_the_models_own_or_normal_of_a_given_scale():
+    data = population(sizes=[4] * 10, dim=400)
+    trace, federation = traced(ct.MomentDescent(anchors=3, iterations=1), data.train, restarts=2)
+    fresh = ct.Random()(federation, federation.learner, table(2))
+    np.testing.assert_array_equal(matrix(trace[0].models)[:, 0], matrix(fresh)[:, 0])
+    trace, _ = traced(ct.MomentDescent(anchors=3, iterations=1, scale=2.0), data.train, restarts=2)
+    start = matrix(trace[0].models)
+    assert (start == start[:, :1]).all() and not np.allclose(start[0], start[1])
+    np.testing.assert_allclose(np.linalg.norm(start, axis=2), 2, rtol=0.15)
+
+
+@pytest.mark.parametrize(("k", "dim"), [(1, 4), (3, 2)])
+def test_one_cluster_and_more_clusters_than_parameters(k, dim):
+    data = population(sizes=[15] * 20, dim=dim, k=k)
+    trace, _ = traced(ct.MomentDescent(anchors=8), data.train, k=k)
+    assert np.isfinite(matrix(trace[-1].centres(k))).all()
+    assert errors(trace[-1], data).mean() < 0.5 * errors(trace[0], data).mean()
+
+
+# -- those who do not answer ------------------------------------------------------------------------------
+
+
+class Silent(Recorded):
+    """Some clients answer no ask of a task."""
+
+    def __init__(self, shards, task, silent):
+        super().__init__(shards)
+        self.task, self.silent = task, silent
+
+    def ask(self, task, broadcast=None, **options):
+        answers = super().ask(task, broadcast, **options)
+        if task.__name__ != self.task:
+            return answers
+        there = ~np.isin(np.asarray(answers.clients), self.silent)
+        answered = jnp.asarray(there.reshape(-1, *[1] * (answers.answered.ndim - 1))) & answers.answered
+        blank = jax.tree.map(lambda a: jnp.full_like(a, 77), (answers.report, answers.value))
+        answers = jax.tree.map(lambda a: a, answers)
+        object.__setattr__(answers, "answered", answered)
+        spoiled = jax.tree.map(
+            lambda a, b: jnp.where(stacked.expand(jnp.asarray(there), a), a, b),
+            (answers.report, answers.value),
+            blank,
+        )
+        object.__setattr__(answers, "report", spoiled[0])
+        object.__setattr__(answers, "value", spoiled[1])
+        return answers
+
+
+def test_an_anchor_that_does_not_answer_keeps_its_model():
+    data = population()
+    settings = ct.MomentDescent(anchors=6, iterations=2)
+    federation = Silent(data.train, "descend_moment", [9])
+    trace = settings.trace(federation, federation.learner, table())
+    quiet = trace[0].ids[0] == 9
+    assert quiet.sum() == 1 and not trace[-1].heard[0, quiet] and trace[-1].heard[0, ~quiet].all()
+    assert not trace[-1].stopped[0, quiet]
+    usual, _ = traced(settings, data.train)
+    np.testing.assert_array_equal(thetas(trace)[-1][quiet], thetas(trace)[0][quiet])
+    np.testing.assert_allclose(thetas(trace)[1][~quiet], thetas(usual)[1][~quiet], **CLOSE)
+
+
+def test_who_does_not_tell_its_size_is_no_anchor_but_is_asked_for_pairs():
+    data = population()
+    federation = Silent(data.train, "count_examples", [9, 6])
+    trace = ct.MomentDescent(anchors=6, iterations=1).trace(federation, federation.learner, table())
+    assert 9 not in trace[0].ids
+    assert {9, 6} <= set(federation.named("multiply_moment")[0][2].tolist())
+
+
+def test_it_gets_along_with_clients_that_drop_out():
+    data = population(4, sizes=[20] * 60, dim=6)
+    federation = ct.Simulation(data.train, drop=0.3, devices=jax.local_devices()[:1])
+    found = ct.FedX(k=K, rounds=30, n_init=2, init=ct.MomentDescent()).fit(federation, LEARNER, seed=1)
+    assert ct.metrics.misclustering(found.assignment, data.truth) < 0.05
+
+
+# -- what it is for ---------------------------------------------------------------------------------------
+
+
+def errors(anchors, data):
+    """How far each anchor is from its own cluster's model."""
+    return np.linalg.norm(matrix(anchors.models) - data.models[data.truth[anchors.ids]], axis=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recovers_the_papers_mixture_in_100_dimensions(seed):
+    data = ct.data.mixed_regression(
+        k=3, clients=200, examples=50, dim=100, noise=0.2, scale=2.0, proportions=[1 / 3] * 3, seed=seed
+    )
+    trace, federation = traced(ct.MomentDescent(anchors=12), data.train, k=3, seed=seed, batch=50)
+    assert errors(trace[0], data).min() > 1.5
+    assert errors(trace[-1], data).max() < 1
+    assert len(set(data.truth[trace[0].ids[0]].tolist())) == 3
+    fedx = {"k": 3, "rounds": 40, "normalise": "cluster"}
+    oracle, ours = (
+        ct.metrics.parameter_distance(
+            ct.FedX(**fedx, init=init).fit(federation.inner, LEARNER, chunk=20).models, data.models
+        )
+        for init in (data.models.astype(np.float32), stacked.take(trace[-1].centres(3), 0))
+    )
+    assert ours < 1.05 * oracle
+
+
+def test_all_pairs_see_what_the_first_two_examples_do_not():
+    data = ct.data.mixed_regression(k=3, clients=150, examples=30, dim=40, noise=0.2, scale=2.0, seed=0)
+    all_pairs, first_two = (
+        errors(traced(ct.MomentDescent(anchors=6, estimator=name), data.train, k=3, batch=50)[0][-1], data)
+        for name in ("pairs", "two")
+    )
+    assert all_pairs.mean() < 0.6 * first_two.mean()
+
+
+def test_features_of_any_covariance():
+    rng = np.random.default_rng(0)
+    root = np.linalg.qr(rng.standard_normal((20, 20)))[0] * np.sqrt(np.linspace(0.5, 2, 20))
+    models = 2 * rng.standard_normal((2, 20)) / np.sqrt(20)
+    truth = np.arange(80) % 2
+    xs = [rng.standard_normal((40, 20)) @ root.T for _ in truth]
+    ys = [x @ models[z] + 0.2 * rng.standard_normal(40) for x, z in zip(xs, truth, strict=True)]
+    shards = Shards.from_lists(xs, ys)
+    trace, _ = traced(ct.MomentDescent(anchors=8, iterations=10), shards, batch=80)
+    error = np.linalg.norm(matrix(trace[-1].models)[0] - models[truth[trace[0].ids[0]]], axis=1)
+    assert error.max() < 1 < 2 < np.linalg.norm(models[0] - models[1])
+    start = stacked.take(trace[-1].centres(2), 0)
+    found = ct.FedX(k=2, rounds=1, init=start).fit(ct.Simulation(shards, batch=80), LEARNER)
+    assert ct.metrics.misclustering(found.history.assignments()[0], truth) == 0
+
+
+def test_logistic_regression():
+    rng = np.random.default_rng(1)
+    models = 3 * rng.standard_normal((2, 8, 3)) / np.sqrt(8)
+    truth = np.arange(120) % 2
+    xs = [rng.standard_normal((30, 8)) for _ in truth]
+    ys = [np.argmax(x @ models[z] + rng.gumbel(size=(30, 3)), axis=1) for x, z in zip(xs, truth, strict=True)]
+    shards = Shards.from_lists(xs, ys)
+    learner = ct.Learner(ct.models.Linear(), "cross_entropy", ct.SGD(lr=0.5, steps=5))
+    settings = ct.MomentDescent(anchors=10, iterations=8)
+    simulation = ct.Simulation(shards, devices=jax.local_devices()[:1], batch=120)
+    found = ct.FedX(k=2, rounds=20, n_init=1, init=settings).fit(simulation, learner)
+    # by the very models of moment descent, and after training
+    assert ct.metrics.misclustering(found.history.assignments()[0], truth) < 0.1
+    assert ct.metrics.misclustering(found.assignment, truth) < 0.05
+
+
+def test_the_subspace_survives_noise_that_hides_the_models():
+    data = ct.data.mixed_regression(k=2, clients=400, examples=20, dim=20, noise=0.2, scale=2.0, seed=2)
+    trace, federation = traced(ct.MomentDescent(anchors=4, iterations=1, noise=0.5), data.train)
+    ((_, each, _),) = federation.named("descend_moment")
+    sent = [
+        matrix(own[name], 3)[:, 0]  # (clients, anchors, d)
+        for _, own, _ in federation.named("multiply_moment")
+        for name in ("first", "second")
+    ]
+    start = thetas(trace)[0]
+    for copy in sent:
+        assert np.linalg.norm(copy - start, axis=2).min() > 0.5  # about 2.2
+    first, second = sent[:2]
+    across = np.mean((first - start) * (second - start))
+    assert abs(across) < 5 * 0.25 / np.sqrt(first.size)  # independent
+    np.testing.assert_array_equal(sent[0], sent[3])  # exchanged in odd steps, but the same
+    np.testing.assert_array_equal(sent[1], sent[2])
+    u = matrix(each["subspace"], 3)[0, 0]
+    residual = data.models - start[0]
+    kept = np.linalg.norm(residual @ u.T, axis=1) / np.linalg.norm(residual, axis=1)
+    assert (kept > 0.9).all()
+
+
+# -- over a network ---------------------------------------------------------------------------------------
+
+NAMES = [f"hospital-of-town-{i}" for i in range(10)]
+
+
+def network(**more):
+    data = population(sizes=[2, 9, 3, 12, 8, 15, 7, 11, 1, 9])
+    shards = Shards.from_lists(*zip(*data.train, strict=True), NAMES)
+    grid = InProcessGrid([app_of(LEARNER, shards[[i]]) for i in range(len(NAMES))])
+    learner = LEARNER.for_data(shards.spec)
+    settings = ct.MomentDescent(**{"anchors": 4, "iterations": 2} | more)
+    simulated = settings(ct.Simulation(shards).with_learner(learner), learner, table(2))
+    flower = FlowerFederation(grid, min_clients=len(NAMES), poll=0.001).with_learner(learner)
+    return settings, simulated, settings(flower, learner, table(2)), grid, shards
+
+
+@pytest.mark.parametrize("more", [{}, {"noise": 0.2, "estimator": "two"}])
+def test_over_flower_it_is_the_same_and_only_models_travel(more):
+    settings, simulated, real, grid, shards = network(**more)
+    np.testing.assert_allclose(matrix(real), matrix(simulated), **CLOSE)
+    assert grid.asks() == 1 + settings.iterations * (settings.subspace_iterations + 1)
+    rows = np.concatenate([x for x, _ in shards])
+    largest = 2 * settings.anchors * K * DIM  # restarts, anchors, k, d
+    seen = 0
+    for name, node in zip(NAMES, grid.nodes.values(), strict=True):
+        heard = [message.content for message in node.heard if message.metadata.message_type == "query.ask"]
+        for content in [*heard, *node.said[1:]]:
+            for record in content.array_records.values():
+                for array in record.values():
+                    numbers = array.numpy()
+                    assert numbers.size <= largest
+                    flat = numbers.reshape(-1, DIM) if numbers.size % DIM == 0 else np.empty((0, DIM))
+                    apart = np.abs(flat[:, None].astype(float) - rows).max(axis=2)
+                    assert apart.size == 0 or apart.min() > 1e-6
+                    seen += 1
+            for record in content.config_records.values():
+                words = json.dumps(dict(record), default=str)
+                assert not any(other in words for other in NAMES if other != name)
+        asked = [content["ask"]["task"] for content in heard]
+        size = shards.sizes[NAMES.index(name)]
+        assert asked.count("count_examples") == 1
+        assert ("descend_moment" in asked) <= (size >= 9)  # only anchors
+        assert (size < 11) or asked.count("descend_moment") == 2
+        assert ("multiply_moment" in asked) == (size >= 2)
+    assert seen > 100
+
+
+# -- settings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"anchors": 0}, "anchors must be a number from 1 up or a list of client ids, not 0."),
+        ({"anchors": "c1"}, "anchors must be a number from 1 up or a list of client ids, not 'c1'."),
+        ({"iterations": 0}, "iterations must be at least 1, not 0."),
+        ({"power_iterations": 0}, "power_iterations must be at least 1, not 0."),
+        ({"clients": 0}, "clients must be at least 1, not 0."),
+        ({"subspace_iterations": 3}, "subspace_iterations must be an even number from 2 up, not 3."),
+        ({"subspace_iterations": 0}, "subspace_iterations must be an even number from 2 up, not 0."),
+        ({"estimator": "all"}, "estimator must be 'pairs' or 'two', not 'all'."),
+        ({"subspace": "qr"}, "subspace must be 'iteration' or 'svd', not 'qr'."),
+        ({"noise": -1.0}, "noise must not be negative, but is -1.0."),
+        ({"alpha": 0.0}, "alpha must be positive, not 0.0."),
+        ({"separation": -2.0}, "separation must be positive, not -2.0."),
+        ({"scale": float("nan")}, "scale must be positive, not nan."),
+    ],
+)
+def test_impossible_settings(wrong, message):
+    with pytest.raises(SettingError) as error:
+        ct.MomentDescent(**wrong)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"anchors": 1}, "needs k=2 anchors or more, each with 2 examples or more: 1 are wanted"),
+        ({"anchors": 19}, "19 are wanted, and 18 clients have as many examples"),
+        ({"anchors": [3, 99]}, "anchor '99' is none of the 20 clients"),
+        ({"anchors": [3, 6]}, "client '6' cannot be an anchor: it has 1 examples, and needs 2"),
+        ({"clients": 19}, "clients=19 are to be asked, but 18 have two examples"),
+        (
+            {"fresh": True, "anchors": 4, "clients": 9},
+            "fresh=True needs 9 other clients in each of 2 iterations",
+        ),
+        (
+            {"fresh": True, "iterations": 8, "anchors": 4},
+            "each with 16 examples or more: 4 are wanted, and 1",
+        ),
+    ],
+)
+def test_too_few_clients(settings, message):
+    with pytest.raises(SettingError, match=message):
+        drawn(ct.MomentDescent(**{"iterations": 2} | settings), population().train)
+
+
+def test_clients_of_one_example_each_will_not_do():
+    with pytest.raises(SettingError, match="and 0 clients have as many examples"):
+        drawn(ct.MomentDescent(), population(sizes=[1] * 6).train)
+
+
+def test_steps_that_are_far_too_long_are_an_error_in_one_sentence():
+    settings = ct.MomentDescent(anchors=4, iterations=30, alpha=1.0, beta=1e-3, epsilon=0.1)
+    with pytest.raises(LearnerError, match=r"diverged in iteration [0-9]+: give it a larger beta"):
+        traced(settings, population().train)
+
+
+def test_a_separation_that_joins_everybody_is_an_error_in_one_sentence():
+    with pytest.raises(
+        LearnerError, match=r"with separation=100.0 the anchors are in 1 groups, fewer than k=2"
+    ):
+        ct.FedX(k=2, rounds=1, init=ct.MomentDescent(anchors=5, separation=100.0)).fit(
+            population().train, LEARNER
+        )
