@@ -197,3 +197,34 @@ def test_any_signature_is_a_schema_and_arguments_can_be_left_out():
         registry.validate_call("ship", Ship, {"crew": 3}, leave_out=("crew",))
     with pytest.raises(ConfigError, match=r"^ship\.cargo: input should be a valid list, not 'gold'\.$"):
         registry.validate_call("ship", Ship, {"crew": 3, "cargo": "gold"})
+
+
+def test_a_part_within_a_part_is_given_by_name_or_as_a_table():
+    by_name = registry.build("algorithm", "ifca", {"k": 3, "init": "farthest-loss"})
+    assert by_name.init == ct.FarthestLoss()
+    table = {"name": "moment-descent", "iterations": 7, "estimator": "two"}
+    as_table = registry.build("algorithm", "fedx", {"k": 3, "init": table})
+    assert as_table.init == ct.MomentDescent(iterations=7, estimator="two")
+    described = registry.describe("algorithm", as_table)
+    assert described["init"]["name"] == "moment-descent" and described["init"]["iterations"] == 7
+    assert registry.build("algorithm", "fedx", {k: v for k, v in described.items() if k != "name"}).init == (
+        as_table.init
+    )
+    assert "init" not in registry.describe("algorithm", ct.IFCA(k=2))
+    assert registry.describe("algorithm", ct.IFCA(k=2, init=[[0.0], [1.0]]))["init"] == {"name": "given"}
+
+
+@pytest.mark.parametrize(
+    ("init", "sentence"),
+    [
+        ("nearest", "algorithm.init: there is no 'nearest'; choose one of random, farthest-loss"),
+        (3, "algorithm.init: give a name, such as 'random', or a table"),
+        ({"rounds": 3}, "algorithm.init: give a name"),
+        ({"name": "one-shot", "steps": 3}, "algorithm.init.steps: there is no such setting"),
+        ({"name": "one-shot", "rounds": "many"}, "algorithm.init.rounds: "),
+    ],
+)
+def test_a_mistake_in_a_part_within_a_part_is_named_by_its_key(init, sentence):
+    with pytest.raises(ConfigError) as error:
+        registry.validate("algorithm", "ifca", {"k": 2, "init": init})
+    assert str(error.value).startswith(sentence)

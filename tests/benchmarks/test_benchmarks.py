@@ -10,6 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = {
+    "collapse.py": ["--seeds", "1", "--rounds", "2", "--clients", "4"],
     "cohort.py": ["--clients", "6", "--examples", "4"],
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
     "scaling.py": ["--clients", "6"],

@@ -718,3 +718,42 @@ def test_what_is_not_installed_is_named(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SettingError, match=f"{missing} is not installed: install 'coterie.torch.'"):
         __import__("coterie.torch")
+
+
+ALGORITHMS = {
+    "gradients": ct.IFCA(k=2, rounds=3, n_init=2, average="gradients"),
+    "settled": ct.IFCA(k=2, rounds=6, n_init=1, settle=1, recheck=3),
+    "shared": ct.IFCA(k=2, rounds=3, n_init=2, share="all but last"),
+    "frozen": ct.IFCA(k=2, rounds=3, n_init=2, share="all but last", preset="authors"),
+    "soft": ct.FedX(k=2, rounds=3, n_init=2, temperature=0.5),
+    "farthest": ct.IFCA(k=2, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=2)),
+    "one-shot": ct.OneShotKMeans(k=2, rounds=2, alone=2),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_alternating_minimisation_asks_torch_clients_do_as_jax_clients(name):
+    data, model, loss, _ = PROBLEMS["digits"]
+    local = ct.SGD(lr=0.1, steps=2, clip=1.0)
+    kinds = [["jax"] * len(data.train), ["torch"] * len(data.train)]
+    theirs, ours = (
+        ALGORITHMS[name].fit(federation("digits", kind, local), ct.Learner(model, loss, local), seed=1)
+        for kind in kinds
+    )
+    np.testing.assert_array_equal(ours.assignment, theirs.assignment)
+    for array in stacked.named(theirs.models):
+        np.testing.assert_allclose(
+            stacked.named(ours.models)[array], stacked.named(theirs.models)[array], rtol=1e-4, atol=1e-5
+        )
+    assert [(r.bytes_down, r.bytes_up) for r in ours.history] == [
+        (r.bytes_down, r.bytes_up) for r in theirs.history
+    ]
+
+
+def test_slices_are_refused_in_one_sentence():
+    data, model, loss, _ = PROBLEMS["regression"]
+    local = ct.SGD(lr=0.05, steps=1)
+    clients = federation("regression", ["torch"] * len(data.train), local)
+    algorithm = ct.IFCA(k=2, rounds=1, n_init=1, resample=True)
+    with pytest.raises(ct.errors.FederationError, match="cannot be asked for slices of its examples"):
+        algorithm.fit(clients, ct.Learner(model, loss, local))

@@ -25,3 +25,22 @@ def test_inversion_is_found_with_a_tenth_of_the_images_each():
     data = ct.data.inverted_digits(clients=20, seed=0)
     found = ct.IFCA(k=2, rounds=30, n_init=5, participation=0.5).fit(data.train, LEARNER, seed=0)
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
+
+
+@pytest.mark.parametrize("seed", [3, 5, 7, 12])
+def test_collapsed_starts_are_not_kept(seed):
+    # with these seeds one random start alone ends with two rotations under one model
+    data = ct.data.rotated_digits(seed=seed)
+    wrong = {
+        name: ct.metrics.misclustering(
+            ct.IFCA(k=4, rounds=40, **settings).fit(data.train, LEARNER, seed=seed, chunk=40).assignment,
+            data.truth,
+        )
+        for name, settings in (
+            ("one start", {"n_init": 1}),
+            ("default", {}),
+            ("farthest", {"n_init": 1, "init": ct.FarthestLoss()}),
+        )
+    }
+    assert wrong["one start"] > 0.2
+    assert wrong["default"] == wrong["farthest"] == 0

@@ -9,7 +9,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Arrays, Row
@@ -87,7 +87,7 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
             + ("" if experiment.scale == "paper" else f" (scale: {experiment.scale})"),
             f"median of {experiment.trials} trials, with quartiles; Phase 1 up to the dotted line",
         ],
-        (10.4, 4.8),
+        (10.4, 5.4),
     )
     panels = figure.subplots(1, 2, sharey=True)
     arms = experiment.arms()
@@ -109,8 +109,19 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
         axes.set_title(title, fontsize=9, color=MUTED, loc="left")
         axes.grid(axis="y")
         axes.tick_params(length=0)
-        axes.legend(fontsize=8, labelcolor=INK, handlelength=3.0, frameon=False, loc="upper right")
-    panels[0].set(ylabel="estimation error, max over clusters (log scale)")
+        axes.legend(
+            fontsize=8,
+            labelcolor=INK,
+            handlelength=3.0,
+            ncols=2,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+        )
+    # the oracle starts without any error
+    least = min(np.median(results[name]["error"][:, -1]) for name in arms)
+    panels[0].set(ylabel="estimation error, max over clusters (log scale)", ylim=(least / 3, None))
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panels[0].yaxis.set_minor_formatter(NullFormatter())
     return figure
 
 

@@ -375,3 +375,46 @@ def test_a_client_refuses_an_ask_about_other_examples():
     other = dataclasses.replace(DATA.train.spec, x_shape=(4,))
     with pytest.raises(DataError, match="client 'a' has examples of"):
         client.carry_out(an_ask(spec=other))
+
+
+# -- less than everything ---------------------------------------------------------------------------------
+
+
+def sent_and_counted(algorithm, rounds):
+    """For each round: what every client was sent, and the history's record of it."""
+    run = Run(algorithm)
+    for t in range(rounds):
+        asked, answered = zip(*[run.letters(client)[t] for client in NAMES], strict=True)
+        record = run.found.history[t]
+        assert record.bytes_down == sum(size(ask["broadcast"], ask["each"]) for ask in asked)
+        assert record.bytes_up == sum(size(answer["reply"]) for answer in answered)
+        yield asked, record
+
+
+def test_a_settled_client_is_sent_its_own_model_alone():
+    alone = 0
+    for asked, record in sent_and_counted(ct.IFCA(k=3, rounds=6, n_init=2, settle=1, recheck=3), 6):
+        counts = [ask["broadcast"][f"models:{WEIGHT}"].numpy().shape[:2] for ask in asked]
+        assert set(counts) <= {(2, 3), (2, 1)}  # restarts x models
+        alone += counts.count((2, 1))
+        assert record.bytes_spared == counts.count((2, 1)) * 2 * 2 * 6 * 4
+        for ask, (_, models) in zip(asked, counts, strict=True):
+            only = ask["each"]["only"].numpy()
+            # of what it is not sent, it does not even learn the number
+            assert (only == 0).all() if models == 1 else (only < 0).any()
+    assert alone > 0
+
+
+@pytest.mark.parametrize("preset", [None, "authors"])
+def test_what_is_shared_is_sent_once_and_comes_back_unless_it_is_frozen(preset):
+    share = ct.IFCA(k=2, rounds=2, n_init=3, share=lambda name: name == WEIGHT, preset=preset)
+    for asked, _ in sent_and_counted(share, 2):
+        for ask in asked:
+            shapes = {name: array.numpy().shape for name, array in ask["broadcast"].items()}
+            assert shapes[f"shared/{WEIGHT}"] == (3, 1, 5)
+            assert shapes[f"models/{BIAS}"] == (3, 2, 1)
+            assert ("frozen" in shapes) == (preset == "authors")
+            assert not any("models" in name and WEIGHT in name for name in shapes)
+    for node in Run(share).nodes.values():
+        reply = node.said[1]["reply"]
+        assert any(WEIGHT in name for name in reply) == (preset is None)
