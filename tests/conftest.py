@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 # compiled programs are shared by all test processes: most of the time of a small test is compilation
 cache = os.environ.setdefault("COTERIE_CACHE", tempfile.mkdtemp(prefix="coterie-tests-"))
@@ -9,5 +10,25 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache, "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 3)
+
+# where tests compile far longer than they compute
+QUICKLY_COMPILED = {
+    "aggregate",
+    "algorithms",
+    "federation",
+    "initialise",
+    "learn",
+    "models",
+    "parity",
+    "pytorch",
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(request):
+    """Slower programs, made in less time, for tests with small ones."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    jax.config.update("jax_disable_most_optimizations", folder in QUICKLY_COMPILED)

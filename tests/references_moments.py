@@ -100,8 +100,8 @@ def phase_1(
                 raise ValueError("an even number of steps")
             x, y = clients[i]
             if parts is not None:
-                size = len(y) // parts
-                x, y = x[t * size : (t + 1) * size], y[t * size : (t + 1) * size]
+                mine = slice(t, len(y) // parts * parts, parts)  # dealt out in turn, all of one size
+                x, y = x[mine], y[mine]
             rate = alpha / (2 * beta**2)
             new[h], stopped[h] = anchor_step(x, y, theta[h], u, estimator, rate, least)
         theta = new

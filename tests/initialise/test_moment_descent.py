@@ -18,7 +18,8 @@ from coterie import keys
 from coterie.data.shards import Shards
 from coterie.errors import LearnerError, SettingError
 from coterie.federation.flower import FlowerFederation
-from coterie.initialise.moment_descent import Anchors, _Descent
+from coterie.initialise.anchors import Anchors
+from coterie.initialise.descent import Descent
 from coterie.models import stacked
 
 LEARNER = ct.Learner(ct.models.Linear(), "half_squared", ct.SGD(lr=0.2, steps=5))
@@ -207,7 +208,7 @@ def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace
     ):
         _, federation = traced(chosen, data.train)
         assert len(federation.asks) == 1 + 3 * per_iteration
-        assert federation.asks[0][0] == "count_examples"
+        assert federation.asks[0][0] == "size"
 
 
 # -- line 16 ----------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ def test_anchors_that_never_answered_are_in_no_group():
 def drawn(settings, shards, restarts=1, k=K):
     """Who are the anchors, and who is asked in each iteration, without a run."""
     federation = Recorded(shards)
-    run = _Descent(settings, federation, federation.learner, table(restarts, k))
+    run = Descent(settings, federation, federation.learner, table(restarts, k))
     return run.anchors, run.asked
 
 
@@ -415,7 +416,7 @@ def test_an_anchor_that_does_not_answer_keeps_its_model():
 
 def test_who_does_not_tell_its_size_is_no_anchor_but_is_asked_for_pairs():
     data = population()
-    federation = Silent(data.train, "count_examples", [9, 6])
+    federation = Silent(data.train, "size", [9, 6])
     trace = ct.MomentDescent(anchors=6, iterations=1).trace(federation, federation.learner, table())
     assert 9 not in trace[0].ids
     assert {9, 6} <= set(federation.named("multiply_moment")[0][2].tolist())
@@ -559,7 +560,7 @@ def test_over_flower_it_is_the_same_and_only_models_travel(more):
                 assert not any(other in words for other in NAMES if other != name)
         asked = [content["ask"]["task"] for content in heard]
         size = shards.sizes[NAMES.index(name)]
-        assert asked.count("count_examples") == 1
+        assert asked.count("size") == 1
         assert ("descend_moment" in asked) <= (size >= 9)  # only anchors
         assert (size < 11) or asked.count("descend_moment") == 2
         assert ("multiply_moment" in asked) == (size >= 2)

@@ -98,9 +98,12 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
         (panels[1], right, "two-phase system and other methods"),
     ):
         for number, name in enumerate(names):
-            error = results[name]["error"]
-            low, middle, high = np.quantile(error, (0.25, 0.5, 0.75), axis=0)
-            shade, at = PALETTE[number % len(PALETTE)], np.arange(error.shape[1])
+            error, shade = results[name]["error"], PALETTE[number % len(PALETTE)]
+            # a point per pixel or so: every iteration would make the file large
+            at = np.unique(
+                [*range(2 * experiment.iterations), *range(0, error.shape[1], 5), error.shape[1] - 1]
+            )
+            low, middle, high = np.quantile(error[:, at], (0.25, 0.5, 0.75), axis=0)
             label = "two-phase, s = 5" if axes is panels[1] and name == "s=5" else arms[name].label
             axes.fill_between(at, low, high, color=shade, alpha=0.15, lw=0)
             axes.plot(at, middle, color=shade, ls=DASHES[number % len(DASHES)], lw=1.7, label=label)

@@ -418,3 +418,18 @@ def test_what_is_shared_is_sent_once_and_comes_back_unless_it_is_frozen(preset):
     for node in Run(share).nodes.values():
         reply = node.said[1]["reply"]
         assert any(WEIGHT in name for name in reply) == (preset is None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "before"),
+    [
+        (ct.IFCA(k=3, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=1)), 2 * 3 - 1),
+        (ct.IFCA(k=2, rounds=2, n_init=2, init=ct.OneShot(rounds=1)), 1),
+        (ct.OneShotKMeans(k=2, rounds=2, alone=1), 1),
+        (ct.IFCA(k=2, rounds=2, n_init=2, resample=True), 1),
+        (ct.FedX(k=2, rounds=2, n_init=2, init=ct.MomentDescent()), 26),
+    ],
+)
+def test_a_start_takes_as_many_exchanges_as_the_documentation_says(algorithm, before):
+    run = Run(algorithm)
+    assert run.fit_asks == before + 2 + 1  # the rounds, and a last one
