@@ -21,9 +21,6 @@ from coterie.run.config import Experiment
 from coterie.run.execute import execute
 from coterie.run.folder import RunFolder
 
-# one after another: they wait for Flower most of the time, while others compute
-pytestmark = pytest.mark.xdist_group("deployment")
-
 PATIENCE = 400  # seconds for a run; these machines may be slow and busy
 EXPERIMENT = """
 seed = 4
