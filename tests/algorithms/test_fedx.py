@@ -109,8 +109,7 @@ def test_fedprox_agrees_with_the_paper(seed, normalise):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("normalise", ["all", "cluster"])
-@pytest.mark.parametrize("weight", ["examples", "clients"])
+@pytest.mark.parametrize(("normalise", "weight"), [("all", "examples"), ("cluster", "clients")])
 @pytest.mark.parametrize("prox", [False, True])
 def test_soft_labels_agree_with_the_paper(seed, normalise, weight, prox):
     data = population(seed)

@@ -36,8 +36,7 @@ def is_weight(name):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("average", ["models", "gradients"])
-@pytest.mark.parametrize("preset", [None, "authors"])
-@pytest.mark.parametrize("participation", [1.0, 5])
+@pytest.mark.parametrize(("preset", "participation"), [(None, 1.0), (None, 5), ("authors", 5)])
 def test_agrees_with_the_paper(seed, average, preset, participation):
     data, first = intercepts(seed), start(seed)
     algorithm = ct.IFCA(

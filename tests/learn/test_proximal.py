@@ -33,8 +33,7 @@ class Unmarked(ct.models.Linear):
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 6), (3, 6), (6, 6), (12, 6), (40, 3)])
-@pytest.mark.parametrize("label", [1.0, 0.3])
-@pytest.mark.parametrize(("loss", "factor"), [("half_squared", 1), ("squared", 2)])
+@pytest.mark.parametrize(("loss", "factor", "label"), [("half_squared", 1, 1.0), ("squared", 2, 0.3)])
 def test_is_the_minimiser_of_the_proximal_objective(n, d, label, loss, factor):
     at, start = shard(n, d, capacity=n + 5, seed=n), np.random.default_rng(1).standard_normal(d)
     x, y = np.asarray(at.x[:n], float), np.asarray(at.y[:n], float)

@@ -27,7 +27,7 @@ def test_inversion_is_found_with_a_tenth_of_the_images_each():
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
-@pytest.mark.parametrize("seed", [3, 7])
+@pytest.mark.parametrize("seed", [7])
 def test_collapsed_starts_are_not_kept(seed):
     # with these seeds one random start alone ends with two rotations under one model
     data = ct.data.rotated_digits(seed=seed)
