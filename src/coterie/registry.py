@@ -20,8 +20,8 @@ from coterie.learn.learner import Learner
 
 PARTS: dict[str, dict[str, str]] = {
     "algorithm": {
-        "ifca": "coterie.algorithms.alternating:IFCA",
-        "fedx": "coterie.algorithms.alternating:FedX",
+        "ifca": "coterie.algorithms.ifca:IFCA",
+        "fedx": "coterie.algorithms.fedx:FedX",
         "global": "coterie.algorithms.baselines:Global",
         "local": "coterie.algorithms.baselines:Local",
         "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",

@@ -21,14 +21,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie import keys
-from coterie.aggregate import Mean, Normalise, SoftMean, Sums
+from coterie.aggregate import Mean, Normalise, Sums
 from coterie.algorithms import identities, sharing
 from coterie.algorithms.restarts import Kept, lowest_loss
 from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
 from coterie.clustering.history import History, RoundLog
 from coterie.clustering.result import Clustering
 from coterie.errors import SettingError
-from coterie.federation.protocol import Federation, Reduction
+from coterie.federation.protocol import Answers, Federation, Reduction
 from coterie.initialise import Given, Random
 from coterie.learn import tasks
 from coterie.learn.learner import Learner
@@ -80,9 +80,9 @@ class Alternating(RoundAlgorithm):
 
     def check(self, clients: int) -> None:
         super().check(clients)
-        _one_of("weight", self.weight, "clients", "examples")
-        _one_of("average", self.average, "models", "gradients")
-        _one_of("normalise", self.normalise, None, "cluster", "all")
+        one_of("weight", self.weight, "clients", "examples")
+        one_of("average", self.average, "models", "gradients")
+        one_of("normalise", self.normalise, None, "cluster", "all")
         if self.clusters < 1:
             raise SettingError(f"k must be at least 1, not {self.clusters}.")
         if self.clusters > clients:
@@ -133,15 +133,9 @@ class Alternating(RoundAlgorithm):
         known = state.assignment[:, answers.clients]
         latest = jnp.where(answers.answered.T, answers.cluster.T, known)
         assignment = state.assignment.at[:, answers.clients].set(latest)
-        loss = answers.report["loss"]
-        after = self.followed_up(
-            dataclasses.replace(state, models=models, assignment=assignment),
-            state.assignment,
-            answers.clients,
-            answers.answered,
-            loss,
-        )
-        return after, Outcome.of(answers, loss, assignment, self.clusters)
+        after = dataclasses.replace(state, models=models, assignment=assignment)
+        outcome = Outcome.of(answers, answers.report["loss"], assignment, self.clusters)
+        return self.followed_up(state, after, answers), outcome
 
     @property
     def task(self) -> tasks.Task:
@@ -156,10 +150,10 @@ class Alternating(RoundAlgorithm):
     def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
         """What every participant of a round is sent."""
         content = {"models": models, "round": jnp.broadcast_to(step.round, self.restarts)}
-        return content | ({"by_examples": self._mark} if self.weight == "examples" else {})
+        return content | ({"by_examples": self.mark} if self.weight == "examples" else {})
 
     @property
-    def _mark(self) -> Array:
+    def mark(self) -> Array:
         """Something that is said by being there."""
         return jnp.ones(self.restarts, bool)
 
@@ -171,16 +165,9 @@ class Alternating(RoundAlgorithm):
         """The models of one restart, given the sums of what clients sent."""
         return _moved(sums, old, rate, self.normalise or self.printed)
 
-    def followed_up(
-        self,
-        state: State,
-        before: Int[Array, "restarts clients"],
-        clients: Int[Array, " asked"],
-        answered: Array,
-        loss: Float[Array, "asked restarts"],
-    ) -> State:
-        """The state after a round: `before` it the clients' clusters were those, and it told this."""
-        return state
+    def followed_up(self, before: State, after: State, answers: Answers) -> State:
+        """The state after a round, with what else an algorithm keeps of it."""
+        return after
 
     def finish(
         self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
@@ -212,7 +199,8 @@ def _moved(sums: Sums, old: PyTree, rate: Float[Array, ""] | None, normalise: No
     return sums.mean(old, normalise) if rate is None else sums.descent(old, rate, normalise)
 
 
-def _one_of(name: str, value: Any, *allowed: Any) -> None:
+def one_of(name: str, value: Any, *allowed: Any) -> None:
+    """Refuse a setting that is none of the allowed ones."""
     if value not in allowed:
         words = " or ".join(repr(choice) for choice in allowed if choice is not None)
         raise SettingError(f"{name} must be {words}, not {value!r}.")
@@ -256,7 +244,7 @@ class Clustered(Alternating):
 
     def check(self, clients: int) -> None:
         super().check(clients)
-        _one_of("empty", self.empty, "keep", "revive")
+        one_of("empty", self.empty, "keep", "revive")
         sharing.check(self.share)
         if self.settle is not None and self.settle < 1:
             raise SettingError(f"settle must be a number of rounds from 1 up, not {self.settle}.")
@@ -301,7 +289,7 @@ class Clustered(Alternating):
             # one copy of what all have in common, k of the rest
             one = {name: leaf[:, 0] for name, leaf in stacked.part(models, shared).items()}
             content |= {"models": stacked.part(models, stacked.named(models).keys() - shared), "shared": one}
-            content |= {"frozen": self._mark} if self.frozen else {}
+            content |= {"frozen": self.mark} if self.frozen else {}
         if self.resample:
             content["slices"] = jnp.full(self.restarts, 2 * self.rounds)
         return content
@@ -326,140 +314,25 @@ class Clustered(Alternating):
         together = _moved(sums.pooled(), old, rate, "cluster")
         return stacked.with_part(new, stacked.part(together, shared))
 
-    def followed_up(
-        self,
-        state: State,
-        before: Int[Array, "restarts clients"],
-        clients: Int[Array, " asked"],
-        answered: Array,
-        loss: Float[Array, "asked restarts"],
-    ) -> State:
-        if state.steady is not None:
-            replied = jnp.zeros(before.shape, bool).at[:, clients].set(answered.T)
-            steady = identities.counted(state.steady, before, state.assignment, replied)
-            state = dataclasses.replace(state, steady=steady)
-        if state.told is not None:
+    def followed_up(self, before: State, after: State, answers: Answers) -> State:
+        if after.steady is not None:
+            replied = jnp.zeros(after.steady.shape, bool).at[:, answers.clients].set(answers.answered.T)
+            steady = identities.counted(after.steady, before.assignment, after.assignment, replied)
+            after = dataclasses.replace(after, steady=steady)
+        if after.told is not None:
             models, told = jax.vmap(identities.revived, in_axes=(0, 0, None, 1, 1, None))(
-                state.models, state.assignment, clients, answered, loss, self.k
+                after.models,
+                after.assignment,
+                answers.clients,
+                answers.answered,
+                answers.report["loss"],
+                self.k,
             )
-            state = dataclasses.replace(state, models=models, told=told)
-        return state
+            after = dataclasses.replace(after, models=models, told=told)
+        return after
 
     def __hash__(self) -> int:
         # `init` may hold arrays, and no compiled round depends on it. A dataclass makes a hash of its own
         # for every subclass, so each of them says that this is the one
         fields = [getattr(self, f.name) for f in dataclasses.fields(self) if f.compare]
         return hash((type(self), *fields))
-
-
-@dataclasses.dataclass(frozen=True)
-class IFCA(Clustered):
-    """The Iterative Federated Clustering Algorithm: model averaging (option II) or gradient averaging (I).
-
-    Parameters
-    ----------
-    k
-        Number of clusters to look for.
-    n_init
-        Restarts from different initial models, run side by side; the one with the lowest training loss after
-        the last round is kept.
-    init
-        How the k models start: an initialiser such as `Random()`, or k models given as a stacked pytree or
-        as a (k, d) matrix.
-    empty
-        What becomes of a cluster that no client belongs to: its model stays as it is (`"keep"`), or it
-        begins anew from a client that its own cluster fits badly (`"revive"`).
-    share
-        Arrays that all clusters have in common (section 4.1): they are averaged over all participants in
-        every round, while the others are clustered, and only one copy of them is sent. `"all but last"`
-        layer, names of layers such as `["layers.0"]`, or a function of an array's name.
-    settle, recheck
-        A client whose cluster has stayed the same for `settle` of its rounds is sent only its own model
-        (section 4.1), and all of them every `recheck`-th time, to see whether that is still right. What is
-        not sent for this reason is `bytes_spared` in the history.
-    resample
-        In every round find the cluster on one slice of the shard and train on another, all of them disjoint:
-        the assumption of the theory in section 5, of no use in practice.
-    preset
-        `"authors"`: what is shared is not trained at all, as in the released code, where it comes from a
-        model trained before; give it as `init`.
-    weight, average, normalise, rounds, participation
-        See `Alternating` and `RoundAlgorithm`. Line 14 divides gradients by the number of all participants,
-        line 15 models by that of the cluster.
-
-    A client takes the model of lowest loss, the first of them in a tie.
-    """
-
-    preset: Literal["authors"] | None = dataclasses.field(default=None, kw_only=True)
-
-    __hash__ = Clustered.__hash__
-
-    @property
-    def frozen(self) -> bool:
-        return self.preset == "authors"
-
-    def check(self, clients: int) -> None:
-        super().check(clients)
-        _one_of("preset", self.preset, None, "authors")
-        if self.preset == "authors" and self.share is None:
-            raise SettingError("preset='authors' is about shared layers: say with share which they are.")
-
-
-@dataclasses.dataclass(frozen=True)
-class FedX(Clustered):
-    """FedAvg or FedProx with clustering: Phase 2 of the mixed-regression paper.
-
-    The local update decides which: `SGD(lr=eta, steps=s)` is FedAvg's, s steps of gradient descent, and
-    `Proximal(lr=eta)` is FedProx's. The paper's loss is `"half_squared"`; Phase 1 is `init=MomentDescent()`.
-
-    Parameters
-    ----------
-    temperature
-        0: hard labels, (7) of the paper, and a client trains one model. Above 0: soft labels, lambda =
-        softmax(-loss / temperature), and a client trains and sends all k, each as far as it belongs to it.
-    weight, normalise
-        As printed, theta_t = sum over clients of w_i theta_{i,t} with w_i = n_i / N, where a client leaves
-        the models of other clusters as they are: `weight="examples"` and `normalise="all"`.
-    k, n_init, init, empty, share, settle, recheck, resample, average, rounds, participation
-        As for `IFCA`.
-    """
-
-    weight: Literal["clients", "examples"] = dataclasses.field(default="examples", kw_only=True)
-    temperature: float = dataclasses.field(default=0.0, kw_only=True)
-
-    __hash__ = Clustered.__hash__
-
-    @property
-    def printed(self) -> Normalise:
-        return "all"  # FedX 9
-
-    @property
-    def soft(self) -> bool:
-        return self.temperature > 0
-
-    def check(self, clients: int) -> None:
-        super().check(clients)
-        if not 0 <= self.temperature < float("inf"):
-            raise SettingError(f"temperature must be 0 or a positive number, not {self.temperature}.")
-        others = {
-            "average='gradients'": self.average == "gradients",
-            "share": self.share is not None,
-            "settle": self.settle is not None,
-            "resample": self.resample,
-            "empty='revive'": self.empty == "revive",
-        }
-        clash = [name for name, given in others.items() if given]
-        if self.soft and clash:
-            raise SettingError(f"with soft labels clients train every model: leave {clash[0]} out.")
-
-    @property
-    def task(self) -> tasks.Task:
-        return tasks.weigh_and_train if self.soft else super().task
-
-    @property
-    def reduction(self) -> Reduction:
-        return SoftMean(self.k) if self.soft else super().reduction
-
-    def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
-        content = super().broadcast(models, step)
-        return content | ({"temperature": jnp.full(self.restarts, self.temperature)} if self.soft else {})

@@ -13,8 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Arrays, Row
-from coterie.papers.ifca import SLACK, Success
 from coterie.papers.mixed_regression import Convergence
+from coterie.papers.success import SLACK, Success
 from coterie.run.report.style import INK, MUTED, PALETTE, STYLE
 
 MARKS = ("o", "s", "D", "^", "v", "P", "X")

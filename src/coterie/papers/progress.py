@@ -6,29 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from coterie.papers.reproduce import Show
+from coterie.run.progress import live
 
 
 @contextmanager
 def bar(console: Console, name: str, steps: int) -> Iterator[Show]:
     """A live progress bar, and a line for every finished point."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console) as progress:
+    with live(console) as progress:
         task = progress.add_task(name, total=steps)
 
         def show(done: int, said: str | None) -> None:

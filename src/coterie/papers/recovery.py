@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from coterie.algorithms.alternating import IFCA
+from coterie.algorithms import IFCA
 from coterie.algorithms.rounds import Step
 from coterie.data.partition import cluster_sizes
 from coterie.data.shards import Bucket, Shards, Spec

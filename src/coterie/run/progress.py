@@ -34,20 +34,24 @@ def rate(logs: list[RoundLog]) -> str:
     return f"{len(logs) / seconds:.1f}" if seconds > 0 else "–"
 
 
-@contextmanager
-def bar(console: Console, name: str, rounds: int) -> Iterator[Show]:
-    """A live progress bar."""
-    columns = (
+def live(console: Console, *fields: str) -> Progress:
+    """A progress bar as all of ours look, with some fields of its own."""
+    return Progress(
         SpinnerColumn(),
         TextColumn("[bold]{task.description:<8}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("{task.fields[sizes]}"),
-        TextColumn("{task.fields[rate]} rounds/s"),
+        *map(TextColumn, fields),
         TimeRemainingColumn(compact=True),
+        console=console,
     )
-    with Progress(*columns, console=console) as progress:
+
+
+@contextmanager
+def bar(console: Console, name: str, rounds: int) -> Iterator[Show]:
+    """A live progress bar."""
+    fields = ("loss {task.fields[loss]}", "{task.fields[sizes]}", "{task.fields[rate]} rounds/s")
+    with live(console, *fields) as progress:
         task = progress.add_task(name, total=rounds, loss="–", sizes="clusters –", rate="–")
 
         def show(logs: list[RoundLog], done: int) -> None:
