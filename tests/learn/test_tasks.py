@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bare_model import Theta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,16 +16,6 @@ from coterie.models import stacked
 
 K, D, CAPACITY = 3, 4, 9
 KEY = jax.random.key(3)
-
-
-class Theta:
-    """A linear model whose parameters are one bare array."""
-
-    def init(self, key, x):
-        return jnp.zeros(x.shape[1])
-
-    def apply(self, params, x):
-        return x @ params
 
 
 LEARNER = ct.Learner(Theta(), "squared", ct.SGD(0.05, steps=2, decay=0.5))
