@@ -58,7 +58,7 @@ def test_any_course_of_events_is_replayed(rows):
 
 def test_a_round_is_that_of_the_kept_restart():
     history = History(LOGS, CLIENTS, 1)
-    assert history[2] == Round(2, 3.0, 2, (2, 2), 4, 3, 100, 7, 0.5, {"no answer": ("c",)})
+    assert history[2] == Round(2, 3.0, 2, (2, 2), 4, 3, 100, 7, 0.5, {"no answer": ("c",)}, 0)
     assert [r.loss for r in history] == [4.0, 3.5, 3.0]
     assert [r.changed for r in history] == [1, 0, 2]
 
