@@ -32,3 +32,10 @@ def quick_compilation(request):
     """Slower programs, made in less time, for tests with small ones."""
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     jax.config.update("jax_disable_most_optimizations", folder in QUICKLY_COMPILED)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_programs():
+    """Let go of a file's compiled programs: each holds memory maps, of which a process may have 65,530."""
+    yield
+    jax.clear_caches()

@@ -14,7 +14,7 @@ from coterie.learn.tasks import Reply
 from coterie.models import stacked
 
 DIM, K = 5, 3
-SIZES = [1, 7, 2, 30, 4, 12, 3, 9, 16, 5]
+SIZES = [1, 7, 5, 30, 8, 25, 6, 20, 32, 5]  # in three buckets
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, epochs=2, batch_size=4, momentum=0.5))
 
 
@@ -261,7 +261,7 @@ def stumble(learner, broadcast, each, shard, key):
 
 
 def poisoned(learner, broadcast, each, shard, key):
-    return Reply(report={"n": jnp.where(shard.size == 12, jnp.nan, 1.0)})
+    return Reply(report={"n": jnp.where(shard.size == 25, jnp.nan, 1.0)})
 
 
 def test_debug_mode_names_client_and_task(shards):
