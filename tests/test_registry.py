@@ -36,6 +36,8 @@ THINGS = [
         ),
     ),
     ("algorithm", ct.IFCA(k=3)),
+    ("algorithm", ct.IFCA(k=3, aggregate=ct.TrimmedMean(0.2))),
+    ("algorithm", ct.Global(aggregate=ct.Median())),
     ("algorithm", ct.IFCA(4, rounds=7, n_init=2, participation=5, weight="examples")),
     ("algorithm", ct.Global(rounds=2, participation=0.5, weight="examples")),
     ("algorithm", ct.Local(rounds=9)),
@@ -86,7 +88,7 @@ def test_a_part_is_remade_from_its_description(kind, thing):
 def test_a_description_holds_every_setting_that_is_set(kind, thing):
     described = registry.describe(kind, thing)
     for field in dataclasses.fields(thing):
-        if field.compare:
+        if field.compare and "part" not in field.metadata:
             assert described.get(field.name) == getattr(thing, field.name)
 
 

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from coterie import data, errors, models
-from coterie.algorithms import IFCA, FedX, Global, Local, OneShotKMeans
+from coterie.aggregate import Mean, Median, TrimmedMean
+from coterie.algorithms import IFCA, SRFCA, FedX, Global, Local, OneShotKMeans
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
@@ -24,6 +25,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "IFCA",
     "SGD",
+    "SRFCA",
     "Clustering",
     "Evaluation",
     "FarthestLoss",
@@ -33,6 +35,8 @@ __all__ = [
     "Global",
     "Learner",
     "Local",
+    "Mean",
+    "Median",
     "MomentDescent",
     "OneShot",
     "OneShotKMeans",
@@ -41,6 +45,7 @@ __all__ = [
     "Random",
     "Shards",
     "Simulation",
+    "TrimmedMean",
     "data",
     "errors",
     "load",

@@ -21,6 +21,7 @@ from coterie.learn.learner import Learner
 PARTS: dict[str, dict[str, str]] = {
     "algorithm": {
         "ifca": "coterie.algorithms.ifca:IFCA",
+        "srfca": "coterie.algorithms.srfca:SRFCA",
         "fedx": "coterie.algorithms.fedx:FedX",
         "global": "coterie.algorithms.baselines:Global",
         "local": "coterie.algorithms.baselines:Local",
@@ -38,6 +39,11 @@ PARTS: dict[str, dict[str, str]] = {
         "torch": "coterie.torch.model:TorchModel",
     },
     "local": {"sgd": "coterie.learn.local:SGD", "proximal": "coterie.learn.proximal:Proximal"},
+    "aggregate": {
+        "mean": "coterie.aggregate.mean:Mean",
+        "trimmed-mean": "coterie.aggregate.trimmed:TrimmedMean",
+        "median": "coterie.aggregate.trimmed:Median",
+    },
     "init": {
         "random": "coterie.initialise.random:Random",
         "farthest-loss": "coterie.initialise.farthest:FarthestLoss",
@@ -112,8 +118,8 @@ def schema(maker: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> type[B
     own_init = inspect.isclass(maker) and not dataclasses.is_dataclass(maker)
     hints = get_type_hints(maker.__init__ if own_init else maker)
     if dataclasses.is_dataclass(maker):
-        # what does not count in a comparison is no plain setting: given models, for one
-        leave_out += tuple(f.name for f in dataclasses.fields(maker) if not f.compare)
+        # parts are validated by themselves; what does not count in a comparison is no setting at all
+        leave_out += tuple(f.name for f in dataclasses.fields(maker) if not f.compare or "part" in f.metadata)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(maker).parameters.values():
         if parameter.name not in leave_out:
@@ -142,7 +148,9 @@ def describe(kind: str, thing: Any) -> dict[str, Any] | None:
     for name, place in PARTS[kind].items():
         # by name: to import every part would need every extra
         if f"{type(thing).__module__}:{type(thing).__qualname__}" == place:
-            fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.compare}
+            parts = _parts_of(type(thing))
+            own = [f.name for f in dataclasses.fields(thing) if f.compare and f.name not in parts]
+            fields = {key: getattr(thing, key) for key in own}
             if all(_plain(value) for value in fields.values()):
                 plain = {key: value for key, value in fields.items() if value is not None}
                 return {"name": name, **plain, **_described_parts(thing)}

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coterie.aggregate import Mean, Sums
+from coterie.aggregate import Summing, Sums
 from coterie.learn.tasks import Reply
 
 K, CLIENTS = 3, 7
 ONE = {"a": jax.ShapeDtypeStruct((2, 2), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.float32)}
 
-add = jax.jit(lambda sums, replies, answered: Mean(K).add(sums, replies, answered))
+add = jax.jit(lambda sums, replies, answered: Summing(K).add(sums, replies, answered))
 mean = jax.jit(Sums.mean)
 
 
@@ -59,7 +59,7 @@ def assert_close(got, wanted):
 @settings(max_examples=50, deadline=None)
 def test_the_mean_of_a_cluster_weighs_those_who_answered(seed, cluster, weight, answered):
     each = values(seed)
-    sums = add(Mean(K).start(ONE), replies(each, cluster, weight), jnp.asarray(answered))
+    sums = add(Summing(K).start(ONE), replies(each, cluster, weight), jnp.asarray(answered))
     assert_close(mean(sums, old()), expected(each, cluster, weight, answered))
     for j in range(K):
         assert sums.weight[j] == weight[(cluster == j) & answered].sum()
@@ -71,14 +71,14 @@ def test_those_who_did_not_answer_may_hold_nan_and_infinity():
     wanted = expected(each, cluster, weight, answered)
     for i, junk in ((1, np.nan), (4, np.inf), (6, -np.inf)):
         each["a"][i] = each["b"][i] = weight[i] = junk
-    sums = add(Mean(K).start(ONE), replies(each, cluster, weight), jnp.asarray(answered))
+    sums = add(Summing(K).start(ONE), replies(each, cluster, weight), jnp.asarray(answered))
     assert sums.weight.tolist() == [2, 0, 2]
     assert_close(mean(sums, old()), wanted)
 
 
 def test_an_empty_cluster_keeps_the_old_model():
     sums = add(
-        Mean(K).start(ONE), replies(values(), np.zeros(CLIENTS), np.ones(CLIENTS)), jnp.ones(CLIENTS, bool)
+        Summing(K).start(ONE), replies(values(), np.zeros(CLIENTS), np.ones(CLIENTS)), jnp.ones(CLIENTS, bool)
     )
     got = mean(sums, old())
     assert (np.asarray(got["a"])[1:] == 77).all() and (np.asarray(got["b"])[1:] == 77).all()
@@ -87,7 +87,9 @@ def test_an_empty_cluster_keeps_the_old_model():
 
 def test_nobody_answering_keeps_every_model():
     sums = add(
-        Mean(K).start(ONE), replies(values(), np.zeros(CLIENTS), np.ones(CLIENTS)), jnp.zeros(CLIENTS, bool)
+        Summing(K).start(ONE),
+        replies(values(), np.zeros(CLIENTS), np.ones(CLIENTS)),
+        jnp.zeros(CLIENTS, bool),
     )
     assert_close(mean(sums, old()), jax.tree.map(np.asarray, old()))
 
@@ -96,7 +98,7 @@ def test_nobody_answering_keeps_every_model():
 def test_adding_in_batches_is_adding_all_at_once(parts):
     each, cluster, weight = values(), np.array([0, 2, 2, 1, 0, 2, 1]), np.arange(1.0, 8)
     answered = np.array([True, True, False, True, True, True, True])
-    sums, start = Mean(K).start(ONE), 0
+    sums, start = Summing(K).start(ONE), 0
     for part in parts:
         rows = slice(start, start + part)
         batch = replies(jax.tree.map(lambda a: a[rows], each), cluster[rows], weight[rows])  # noqa: B023
@@ -106,10 +108,10 @@ def test_adding_in_batches_is_adding_all_at_once(parts):
 
 def test_sums_are_kept_in_float32_and_means_in_the_type_of_the_model():
     half = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
-    sums = Mean(2).start(half)
+    sums = Summing(2).start(half)
     assert sums.total.dtype == jnp.float32
     many = Reply({}, jnp.ones((1000, 2), jnp.bfloat16), jnp.zeros(1000, jnp.int32), jnp.ones(1000))
-    sums = Mean(2).add(sums, many, jnp.ones(1000, bool))
+    sums = Summing(2).add(sums, many, jnp.ones(1000, bool))
     assert sums.total[0].tolist() == [1000, 1000]  # a sum in bfloat16 would stop at 256
     got = sums.mean(jnp.full((2, 2), 5, jnp.bfloat16))
     assert got.dtype == jnp.bfloat16 and got.tolist() == [[1, 1], [5, 5]]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.clustering import History, Round
-from coterie.clustering.history import RoundLog
+from coterie.clustering.history import RoundLog, from_line
 
 CLIENTS, RESTARTS = 4, 2
 
@@ -102,9 +102,9 @@ def test_a_log_is_one_line_of_json_and_back(loss, bytes_down):
     one = log(7, moved=([(0, 1)], [(3, 2)]), loss=loss, bytes_down=bytes_down)
     line = one.to_line()
     assert "\n" not in line and json.loads(line)["round"] == 7
-    assert RoundLog.from_line(line) == one
+    assert from_line(line) == one
 
 
 def test_a_loss_that_is_not_a_number_comes_back():
-    back = RoundLog.from_line(log(loss=(float("nan"), 1.0)).to_line())
+    back = from_line(log(loss=(float("nan"), 1.0)).to_line())
     assert np.isnan(back.loss[0]) and back.loss[1] == 1

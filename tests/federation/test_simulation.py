@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.aggregate import Mean
+from coterie.aggregate import Summing
 from coterie.errors import ClientError, LearnerError, SettingError
 from coterie.federation import simulation as engine
 from coterie.learn import tasks
@@ -48,7 +48,7 @@ def broadcast(models, replicas=None):
 
 def train(simulation, models, **options):
     return simulation.ask(
-        tasks.choose_and_train, broadcast(models), key=jax.random.key(7), **{"reduce": Mean(K), **options}
+        tasks.choose_and_train, broadcast(models), key=jax.random.key(7), **{"reduce": Summing(K), **options}
     )
 
 
@@ -133,7 +133,7 @@ def test_replicas_reduce_separately(shards, models):
     simulation = of(shards)
     options = {"key": jax.random.key(1), "replicas": 2}
     content = broadcast(models, replicas=2)
-    sums = simulation.ask(tasks.choose_and_train, content, reduce=Mean(K), **options).value
+    sums = simulation.ask(tasks.choose_and_train, content, reduce=Summing(K), **options).value
     kept = simulation.ask(tasks.choose_and_train, content, **options)
     for r in range(2):
         member = np.eye(K)[np.asarray(kept.cluster)[:, r]] * np.asarray(SIZES)[:, None]
@@ -226,7 +226,7 @@ def test_summed_models_need_the_memory_of_one_batch(single_device):
             "by_examples": False,
         }
         needed[clients] = memory(
-            simulation, tasks.choose_and_train, reduce=Mean(2), broadcast=content
+            simulation, tasks.choose_and_train, reduce=Summing(2), broadcast=content
         ).temp_size_in_bytes
     per_client_model = width * 4
     assert needed[128] - needed[64] < 64 * per_client_model / 4

@@ -16,6 +16,7 @@ from coterie.algorithms.rounds import State
 from coterie.clustering.history import RoundLog
 from coterie.data import Spec
 from coterie.errors import RunFolderError, StorageError
+from coterie.models import stacked
 from coterie.run import folder as folder_module
 from coterie.run.config import Experiment
 from coterie.run.folder import CHECKPOINT, EXPERIMENT, OURS, Recorder, RunFolder
@@ -193,6 +194,10 @@ CLIENTS = SimpleNamespace(ids=np.array(["a", "b", "c", "d"]), spec=Spec((3,), "f
 START = State({"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}, jnp.full((2, 4), -1, jnp.int32))
 
 
+def as_kept(arrays):
+    return stacked.from_named(arrays, START)
+
+
 def state_after(done):
     models = {"w": jnp.arange(6.0).reshape(2, 3) / 7 + done, "b": jnp.full(2, done, jnp.float32)}
     return State(models, jnp.full((2, 4), done, jnp.int32))
@@ -216,13 +221,13 @@ def log_of(number):
 def record(folder, rounds, every=0.0, show=None, first=0):
     """Go through rounds as an algorithm does."""
     recorder = Recorder(folder, show, every)
-    recorder.resume(START)
+    recorder.resume(as_kept)
     for t in range(first, rounds):
         recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
 
 
 def resumed(folder, show=None):
-    return Recorder(folder, show).resume(START)
+    return Recorder(folder, show).resume(as_kept)
 
 
 def same(a, b):
@@ -250,7 +255,7 @@ def test_a_new_run_has_nothing_to_start_from(folder):
 
 def test_every_round_is_a_line_at_once(folder):
     recorder = Recorder(folder, every=1e9)
-    recorder.resume(START)
+    recorder.resume(as_kept)
     for t in range(3):
         recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
         lines = (folder.path / "rounds.jsonl").read_text().splitlines()
@@ -267,7 +272,7 @@ def test_a_run_continues_from_its_checkpoint(folder):
 
 def test_several_rounds_can_be_recorded_at_once(folder):
     recorder = Recorder(folder, every=0)
-    recorder.resume(START)
+    recorder.resume(as_kept)
     recorder.after(state_after(3), CLIENTS, [log_of(t) for t in range(3)], 3)
     state, logs = resumed(folder)
     assert same(state, state_after(3)) and len(logs) == 3
@@ -277,7 +282,7 @@ def test_the_state_is_kept_every_so_many_seconds(folder, monkeypatch):
     now = 100.0
     monkeypatch.setattr(folder_module.time, "monotonic", lambda: now)
     recorder = Recorder(folder, every=5)
-    recorder.resume(START)
+    recorder.resume(as_kept)
     kept = []
     for t, seconds in enumerate([3, 1, 1, 4.9, 0.1, 30, 1]):
         now += seconds
@@ -316,7 +321,7 @@ def test_without_a_checkpoint_all_rounds_are_computed_again(folder):
 
 def test_a_start_that_took_long_is_kept(folder):
     recorder = Recorder(folder, every=0)
-    assert recorder.resume(START) is None
+    assert recorder.resume(as_kept) is None
     recorder.after(state_after(0), CLIENTS, [], 0)
     state, logs = resumed(folder)
     assert same(state, state_after(0)) and logs == []
@@ -347,16 +352,20 @@ def other_arrays(**changes):
         (lambda path: storage.write_arrays(path, other_arrays(), {"rounds": "many"}), "many"),
         (
             lambda path: storage.write_arrays(
-                path, other_arrays(**{"models.w": np.zeros((2, 4))}), {"rounds": "3"}
+                path, other_arrays(**{"models.w": np.zeros((2, 4))}), {"rounds": "3", "lines": "3"}
             ),
             "'models.w' has shape (2, 4), not (2, 3)",
         ),
         (
-            lambda path: storage.write_arrays(path, other_arrays(**{"models.b": None}), {"rounds": "3"}),
+            lambda path: storage.write_arrays(
+                path, other_arrays(**{"models.b": None}), {"rounds": "3", "lines": "3"}
+            ),
             "'models.b' is on one side only",
         ),
         (
-            lambda path: storage.write_arrays(path, other_arrays(extra=np.zeros(1)), {"rounds": "3"}),
+            lambda path: storage.write_arrays(
+                path, other_arrays(extra=np.zeros(1)), {"rounds": "3", "lines": "3"}
+            ),
             "'extra' is on one side only",
         ),
     ],
@@ -403,7 +412,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(folder, monkeypatch, f
     """The first write of a round is its line, the second the checkpoint."""
     record(folder, rounds=3)
     recorder = Recorder(folder, every=0)
-    recorder.resume(START)
+    recorder.resume(as_kept)
     before = (folder.path / CHECKPOINT).read_bytes()
     calls = 0
 

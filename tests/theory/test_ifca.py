@@ -18,7 +18,7 @@ class Trace:
     def clients(self):
         return None
 
-    def resume(self, template):
+    def resume(self, restored):
         return None
 
     def after(self, state, federation, logs, done):

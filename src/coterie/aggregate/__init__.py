@@ -1,5 +1,8 @@
 """How replies become models."""
 
-from coterie.aggregate.mean import Mean, Normalise, SoftMean, Sums
+from coterie.aggregate.mean import Mean, SoftSumming, Summing
+from coterie.aggregate.protocol import Aggregator
+from coterie.aggregate.sums import Normalise, Sums
+from coterie.aggregate.trimmed import Median, TrimmedMean
 
-__all__ = ["Mean", "Normalise", "SoftMean", "Sums"]
+__all__ = ["Aggregator", "Mean", "Median", "Normalise", "SoftSumming", "Summing", "Sums", "TrimmedMean"]

@@ -3,65 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from coterie.aggregate.sums import Sums
 from coterie.learn.tasks import Reply
 from coterie.models import stacked
-
-Normalise = Literal["cluster", "all"]
-
-
-class Sums(eqx.Module):
-    """Sums by cluster, and the weight that went into each.
-
-    They are normalised by the weight of the cluster's own clients, or of all clients together: then a small
-    cluster moves by a small step. A cluster that nobody contributed to stays as it is either way.
-    """
-
-    total: PyTree  # leading axis k: the sum of w * value
-    count: Float[Array, " k"]  # the sum of w of those that sent a value for the cluster
-    weight: Float[Array, " k"]  # the sum of w as far as they belong to it: the same, unless labels are soft
-
-    def mean(self, old: PyTree, normalise: Normalise = "cluster") -> PyTree:
-        """old + sum of w (value - old) / W: the mean of the values, where W is the cluster's weight."""
-        by = self._whole(normalise)
-        stay = jnp.where(self.count == by, 0, 1 - self.count / by)
-
-        def moved(total: Array, before: Array) -> Array:
-            # what stays is left out where it is nothing: nothing times infinity is no number
-            stays = jnp.where(stacked.expand(stay == 0, total), 0, stacked.expand(stay, total) * before)
-            new = total / stacked.expand(by, total) + stays
-            return jnp.where(stacked.expand(self.weight > 0, total), new.astype(before.dtype), before)
-
-        return jax.tree.map(moved, self.total, old)
-
-    def descent(self, old: PyTree, rate: Any, normalise: Normalise = "all") -> PyTree:
-        """old - rate * sum of w value / W, where the values are gradients."""
-        by = self._whole(normalise)
-        return jax.tree.map(
-            lambda total, before: before - (rate * total / stacked.expand(by, total)).astype(before.dtype),
-            self.total,
-            old,
-        )
-
-    def pooled(self) -> Sums:
-        """Every cluster's sums replaced by those of all clusters together."""
-        pooled: Sums = jax.tree.map(lambda a: jnp.broadcast_to(a.sum(0), a.shape), self)
-        return pooled
-
-    def _whole(self, normalise: Normalise) -> Float[Array, " k"]:
-        whole = self.weight if normalise == "cluster" else jnp.full_like(self.weight, self.weight.sum())
-        return jnp.where(whole > 0, whole, 1)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Sums replies by cluster as they come, so that memory is one batch of replies plus k models."""
+    """The weighted mean of the replies of each cluster.
+
+    It is summed as the replies come, so that memory is one batch of them plus k models.
+    """
+
+    def reduction(self, k: int) -> Summing:
+        """How replies are summed on the way."""
+        return Summing(k)
+
+    def sums(self, replies: Reply, answered: Bool[Array, " clients"], k: int) -> Sums:
+        """The sums by cluster of stacked replies."""
+        one = jax.tree.map(lambda a: a[0], replies.value)
+        return Summing(k).add(Summing(k).start(one), replies, answered)
+
+
+@dataclass(frozen=True)
+class Summing:
+    """Sums replies by cluster as they come."""
 
     k: int
 
@@ -73,15 +45,15 @@ class Mean:
     def add(self, sums: Sums, replies: Reply, answered: Bool[Array, " clients"]) -> Sums:
         """Sums with a batch of stacked replies added; those that did not answer count nothing."""
         # a product with the membership matrix: deterministic on every device, unlike a scatter-add
-        member = jax.nn.one_hot(replies.cluster, self.k) * _weights(replies, answered)[:, None]
+        member = jax.nn.one_hot(replies.cluster, self.k) * weights_of(replies, answered)[:, None]
         total = jax.tree.map(
-            lambda t, v: t + _product("ck,c...->k...", member, v, answered), sums.total, replies.value
+            lambda t, v: t + product("ck,c...->k...", member, _safe(v, answered)), sums.total, replies.value
         )
         return Sums(total, sums.count + member.sum(0), sums.weight + member.sum(0))
 
 
 @dataclass(frozen=True)
-class SoftMean:
+class SoftSumming:
     """Sums replies of clients that belong to every cluster to some degree.
 
     A reply's value has a leading axis k, and `report["labels"]` tells to which degree.
@@ -96,25 +68,29 @@ class SoftMean:
 
     def add(self, sums: Sums, replies: Reply, answered: Bool[Array, " clients"]) -> Sums:
         """Sums with a batch of stacked replies added; those that did not answer count nothing."""
-        weights = _weights(replies, answered)
+        weights = weights_of(replies, answered)
         # a label is a share of one, whatever a client says
         labels = jnp.clip(replies.report["labels"], 0, 1)
         total = jax.tree.map(
-            lambda t, v: t + _product("c,c...->...", weights, v, answered), sums.total, replies.value
+            lambda t, v: t + product("c,c...->...", weights, _safe(v, answered)), sums.total, replies.value
         )
         return Sums(
             total,
             sums.count + weights.sum(),
-            sums.weight + _product("c,ck->k", weights, labels, answered),
+            sums.weight + product("c,ck->k", weights, _safe(labels, answered)),
         )
 
 
-def _weights(replies: Reply, answered: Bool[Array, " clients"]) -> Float[Array, " clients"]:
+def weights_of(replies: Reply, answered: Bool[Array, " clients"]) -> Float[Array, " clients"]:
+    """How much each of stacked replies counts: those that did not answer, nothing."""
     return jnp.where(answered, replies.weight, 0)
 
 
-def _product(how: str, weights: Array, values: Array, answered: Bool[Array, " clients"]) -> Array:
+def product(how: str, weights: Array, values: Array) -> Array:
     """A weighted sum, exact to float32 whatever precision the clients' own products have."""
-    # a client that failed may hold NaN, which no weight of zero would silence
-    safe = jnp.where(stacked.expand(answered, values), values, 0)
-    return jnp.einsum(how, weights, safe, precision=jax.lax.Precision.HIGHEST)
+    return jnp.einsum(how, weights, values, precision=jax.lax.Precision.HIGHEST)
+
+
+def _safe(values: Array, answered: Bool[Array, " clients"]) -> Array:
+    """Without what clients that failed may hold: NaN, which no weight of zero would silence."""
+    return jnp.where(stacked.expand(answered, values), values, 0)

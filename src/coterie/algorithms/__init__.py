@@ -4,5 +4,6 @@ from coterie.algorithms.baselines import Global, Local
 from coterie.algorithms.fedx import FedX
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.one_shot_kmeans import OneShotKMeans
+from coterie.algorithms.srfca import SRFCA
 
-__all__ = ["IFCA", "FedX", "Global", "Local", "OneShotKMeans"]
+__all__ = ["IFCA", "SRFCA", "FedX", "Global", "Local", "OneShotKMeans"]

@@ -21,17 +21,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie import keys
-from coterie.aggregate import Mean, Normalise, Sums
+from coterie.aggregate import Aggregator, Mean, Normalise, Sums
 from coterie.algorithms import identities, sharing
 from coterie.algorithms.restarts import Kept, lowest_loss
 from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
-from coterie.clustering.history import History, RoundLog
+from coterie.clustering.history import History, Record
 from coterie.clustering.result import Clustering
 from coterie.errors import SettingError
 from coterie.federation.protocol import Answers, Federation, Reduction
 from coterie.initialise import Given, Random
 from coterie.learn import tasks
 from coterie.learn.learner import Learner
+from coterie.learn.tasks import Reply
 from coterie.models import stacked
 
 
@@ -52,11 +53,15 @@ class Alternating(RoundAlgorithm):
         By what a cluster's sum is divided: the weight of its own clients (`"cluster"`), so that it is their
         mean, or that of all participants (`"all"`), so that a cluster moves in proportion to its share of
         them. When not given, as the paper prints it.
+    aggregate
+        How the replies of a cluster's clients become one: `Mean()`, or what a few wrong ones cannot move far,
+        `TrimmedMean(beta)` or `Median()`.
     """
 
     weight: Literal["clients", "examples"] = "clients"
     average: Literal["models", "gradients"] = "models"
     normalise: Normalise | None = None
+    aggregate: Aggregator = dataclasses.field(default_factory=Mean, metadata={"part": "aggregate"})
 
     @property
     @abstractmethod
@@ -92,10 +97,10 @@ class Alternating(RoundAlgorithm):
         if self.restarts < 1:
             raise SettingError(f"n_init must be at least 1, not {self.restarts}.")
 
-    def template(self, federation: Federation, learner: Learner) -> State:
+    def template(self, federation: Federation, learner: Learner, models: int | None = None) -> State:
+        count = self.clusters if models is None else models
         fresh = jax.eval_shape(
-            lambda key: Random()(federation, learner, keys.grid(key, self.restarts, self.clusters)),
-            jax.random.key(0),
+            lambda key: Random()(federation, learner, keys.grid(key, self.restarts, count)), jax.random.key(0)
         )
         shapes: State = jax.eval_shape(lambda models: self.begin(models, federation.clients), fresh)
         return shapes
@@ -116,25 +121,28 @@ class Alternating(RoundAlgorithm):
         # FedX 6) and updates that model (IFCA 9 or 11, FedX 8), all in one exchange
         told = self.told(state)
         asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
+        k = jax.tree.leaves(state.models)[0].shape[1]
+        reduction = self.reduction(k)
         answers = federation.ask(
             self.task,
             self.broadcast(state.models, step),
             each=None if told is None else {"only": told[:, asked].T},
             clients=step.clients,
             key=step.key,
-            reduce=self.reduction,
+            reduce=reduction,
             replicas=self.restarts,
         )
         # IFCA 14 or 15, FedX 9; a cluster without participants stays as it is
         rate = None
         if self.average == "gradients":
             rate = jnp.broadcast_to(learner.local.rate(step.round), self.restarts)
-        models = jax.vmap(self.updated)(answers.value, state.models, rate)
+        sums = answers.value if reduction is not None else _gathered(self.aggregate, answers, k)
+        models = jax.vmap(self.updated)(sums, state.models, rate)
         known = state.assignment[:, answers.clients]
         latest = jnp.where(answers.answered.T, answers.cluster.T, known)
         assignment = state.assignment.at[:, answers.clients].set(latest)
         after = dataclasses.replace(state, models=models, assignment=assignment)
-        outcome = Outcome.of(answers, answers.report["loss"], assignment, self.clusters)
+        outcome = Outcome.of(answers, answers.report["loss"], assignment, k)
         return self.followed_up(state, after, answers), outcome
 
     @property
@@ -142,10 +150,9 @@ class Alternating(RoundAlgorithm):
         """What clients are asked in a round."""
         return tasks.choose_and_train if self.average == "models" else tasks.choose_and_gradient
 
-    @property
-    def reduction(self) -> Reduction:
-        """How their replies are summed."""
-        return Mean(self.clusters)
+    def reduction(self, k: int) -> Reduction | None:
+        """How their replies are summed on the way; None if all of them are needed at once."""
+        return self.aggregate.reduction(k)
 
     def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
         """What every participant of a round is sent."""
@@ -170,7 +177,7 @@ class Alternating(RoundAlgorithm):
         return after
 
     def finish(
-        self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
+        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
     ) -> Clustering:
         # IFCA 17, then IFCA 6 once more for everybody under the final models: the assignment, and the
         # training loss by which the best restart is kept
@@ -183,7 +190,7 @@ class Alternating(RoundAlgorithm):
             models=stacked.take(state.models, best.restart),
             learner=learner,
             spec=federation.spec,
-            history=History(logs, federation.clients, best.restart),
+            history=History(records, federation.clients, best.restart),
             losses=best.losses,
             algorithm=self.settings(),
             seed=seed,
@@ -193,6 +200,13 @@ class Alternating(RoundAlgorithm):
     def final(self, known: Int[np.ndarray, " clients"], best: Kept) -> np.ndarray:
         """The clusters of the clients, given those that the last round knew."""
         return np.where(best.told, np.asarray(tasks.lowest(jnp.asarray(best.losses))), known)
+
+
+def _gathered(aggregate: Aggregator, answers: Answers, k: int) -> Sums:
+    """What an aggregator makes of all replies at once, for each restart."""
+    replies = Reply({}, answers.value, answers.cluster, answers.weight)
+    together: Sums = jax.vmap(lambda r, a: aggregate.sums(r, a, k), in_axes=1)(replies, answers.answered)
+    return together
 
 
 def _moved(sums: Sums, old: PyTree, rate: Float[Array, ""] | None, normalise: Normalise) -> PyTree:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, Key
 
 from coterie.algorithms.alternating import Alternating
 from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
-from coterie.clustering.history import History, RoundLog
+from coterie.clustering.history import History, Record
 from coterie.clustering.result import Clustering
 from coterie.federation.protocol import Federation
 from coterie.learn import tasks
@@ -41,7 +41,7 @@ class Local(RoundAlgorithm):
     round: over Flower all rounds are one exchange, by which the server comes to hold the models.
     """
 
-    def template(self, federation: Federation, learner: Learner) -> State:
+    def template(self, federation: Federation, learner: Learner, models: int | None = None) -> State:
         shapes: State = jax.eval_shape(lambda key: self.start(federation, learner, key), jax.random.key(0))
         return shapes
 
@@ -144,12 +144,14 @@ class Local(RoundAlgorithm):
         return State(models, assignment), outcomes
 
     def finish(
-        self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
+        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
     ) -> Clustering:
         lost = np.flatnonzero(np.asarray(state.assignment[0]) < 0)
         if len(lost) and not federation.traceable:
             # all rounds were one exchange: who missed it would never be asked again
-            steps = [stacked.take(self._steps(federation, seed, t, t + 1), 0) for t in range(self.rounds)]
+            steps = [
+                stacked.take(self._steps(federation, state, seed, t, t + 1), 0) for t in range(self.rounds)
+            ]
             state, _ = self.exchange(federation, learner, state, steps, among=lost, least=0)
         return Clustering(
             ids=federation.ids,
@@ -157,7 +159,7 @@ class Local(RoundAlgorithm):
             models=stacked.take(state.models, 0),
             learner=learner,
             spec=federation.spec,
-            history=History(logs, federation.clients),
+            history=History(records, federation.clients),
             algorithm=self.settings(),
             seed=seed,
             provenance=federation.describe(),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from coterie.aggregate import Normalise, SoftMean
+from coterie.aggregate import Mean, Normalise, SoftSumming
 from coterie.algorithms.alternating import Clustered
 from coterie.algorithms.rounds import Step
 from coterie.errors import SettingError
@@ -34,7 +34,8 @@ class FedX(Clustered):
     weight, normalise
         As printed, theta_t = sum over clients of w_i theta_{i,t} with w_i = n_i / N, where a client leaves
         the models of other clusters as they are: `weight="examples"` and `normalise="all"`.
-    k, n_init, init, empty, share, settle, recheck, resample, average, rounds, participation
+    k, n_init, init, empty, share, settle, recheck, resample, average, aggregate, rounds,
+    participation
         As for `IFCA`.
     """
 
@@ -61,6 +62,7 @@ class FedX(Clustered):
             "settle": self.settle is not None,
             "resample": self.resample,
             "empty='revive'": self.empty == "revive",
+            "aggregate": not isinstance(self.aggregate, Mean),
         }
         clash = [name for name, given in others.items() if given]
         if self.soft and clash:
@@ -70,9 +72,8 @@ class FedX(Clustered):
     def task(self) -> tasks.Task:
         return tasks.weigh_and_train if self.soft else super().task
 
-    @property
-    def reduction(self) -> Reduction:
-        return SoftMean(self.k) if self.soft else super().reduction
+    def reduction(self, k: int) -> Reduction | None:
+        return SoftSumming(k) if self.soft else super().reduction(k)
 
     def broadcast(self, models: PyTree, step: Step) -> dict[str, Any]:
         content = super().broadcast(models, step)

@@ -43,7 +43,7 @@ class IFCA(Clustered):
     preset
         `"authors"`: what is shared is not trained at all, as in the released code, where it comes from a
         model trained before; give it as `init`.
-    weight, average, normalise, rounds, participation
+    weight, average, normalise, aggregate, rounds, participation
         See `Alternating` and `RoundAlgorithm`. Line 14 divides gradients by the number of all participants,
         line 15 models by that of the cluster.
 

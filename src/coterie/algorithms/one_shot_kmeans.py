@@ -30,7 +30,7 @@ class OneShotKMeans(Alternating):
         Number of clusters.
     alone
         For how many rounds of its local update each client trains before its model is clustered.
-    weight, average, normalise, rounds, participation
+    weight, average, normalise, aggregate, rounds, participation
         See `Alternating` and `RoundAlgorithm`.
     """
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -16,13 +17,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie import keys, registry
-from coterie.clustering.history import RoundLog
+from coterie.clustering.history import Event, Record, RoundLog
 from coterie.clustering.result import Clustering
 from coterie.data.shards import Shards, Spec
 from coterie.errors import LearnerError, SettingError
+from coterie.federation.counted import Count, with_count
 from coterie.federation.protocol import Answers, Federation, Traffic, as_federation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
+
+Arrays = Mapping[str, Any]
+START = "start"  # the name of what happens before anything else
 
 
 class State(eqx.Module):
@@ -81,6 +86,14 @@ class Outcome(eqx.Module):
         )
 
 
+class Note(NamedTuple):
+    """What an algorithm tells of a pause between rounds."""
+
+    name: str
+    text: str  # a sentence
+    details: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+
+
 class Observer(Protocol):
     """Watches a run: shows progress, writes it down, restores it."""
 
@@ -88,13 +101,21 @@ class Observer(Protocol):
         """The ids of the clients so far, by position, and the shape of an example; None to start afresh."""
         ...
 
-    def resume(self, template: State) -> tuple[State, list[RoundLog]] | None:
-        """The state to start from, of the template's shapes, and the rounds that led there; None if none."""
+    def resume(self, restored: Callable[[Arrays], State]) -> tuple[State, list[Record]] | None:
+        """The state to start from, and what led there; None to start afresh.
+
+        `restored` makes a state of the arrays that were kept.
+        """
         ...
 
-    def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
-        """Some rounds were computed: the state after them, with whom, their logs, and how many in all."""
+    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
+        """Something happened: the state after it, with whom, what it was, and how many rounds are done."""
         ...
+
+
+def counted(count: int, word: str) -> str:
+    """So many of something, in words."""
+    return f"{count} {word}" + ("" if count == 1 else "s")
 
 
 def diverged(when: str) -> LearnerError:
@@ -108,10 +129,10 @@ class Unobserved:
     def clients(self) -> None:
         return None
 
-    def resume(self, template: State) -> None:
+    def resume(self, restored: Callable[[Arrays], State]) -> None:
         return None
 
-    def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
+    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
         pass
 
 
@@ -166,27 +187,40 @@ class RoundAlgorithm(ABC):
         federation = federation.with_learner(learner)
         self.check(federation.clients)
         init = keys.purpose(seed, "init")
-        resumed = watch.resume(self.template(federation, learner))
-        state, logs = resumed or (self.start(federation, learner, init), [])
+        resumed = watch.resume(lambda arrays: self.restored(arrays, federation, learner))
+        state, records = resumed or self._begun(federation, learner, init)
         if resumed is None:
-            watch.after(state, federation, [], 0)  # to begin may have taken long
+            watch.after(state, federation, list(records), 0)  # to begin may have taken long
         state = federation.place(state)
         chunk = chunk or (1 if federation.traceable else self.rounds_per_exchange)
-        drawn = self._steps(federation, seed, 0, self.rounds) if federation.traceable else None
-        before = np.array(state.assignment)
-        # always the same chunks, so that a resumed run repeats the very programs of an uninterrupted one
-        for first in range(len(logs), self.rounds, chunk):
-            last = min(first + chunk, self.rounds)
+        done = sum(isinstance(record, RoundLog) for record in records)
+        drawn: tuple[int, Step] | None = None  # the rounds up to the next pause, and the first of them
+        while True:
+            pauses = [t for t in self.pauses() if t >= done]
+            if done in pauses and not any(_told_at(done, record) for record in records):
+                state, event = self._paused(federation, learner, state, done, seed, init)
+                watch.after(state, federation, [event], done)
+                records.append(event)
+                state = federation.place(state)
+            if done >= self.length:
+                break
+            pause = min([t for t in pauses if t > done], default=self.length)
+            # always the same chunks, so that a resumed run repeats the very programs of an uninterrupted one
+            first, last = done, min(done + chunk - done % chunk, pause)
+            before = np.array(state.assignment)
             began = time.perf_counter()
-            if drawn is not None:
-                steps = jax.tree.map(lambda a: a[first:last], drawn)  # noqa: B023
+            if federation.traceable:
+                if drawn is None or first >= drawn[0] + len(drawn[1].round):
+                    drawn = first, self._steps(federation, state, seed, first, pause)
+                begin, every = drawn
+                steps = jax.tree.map(lambda a: a[first - begin : last - begin], every)  # noqa: B023
                 state, outcomes = _compiled(self, federation, learner, state, steps)
                 outcomes = _unstacked(jax.device_get(outcomes), last - first)
             else:
                 federation.admit()
                 state = self.grown(state, federation, learner, init)
                 before = np.asarray(_padded(jnp.asarray(before), federation.clients))
-                each = [self._steps(federation, seed, t, t + 1) for t in range(first, last)]
+                each = [self._steps(federation, state, seed, t, t + 1) for t in range(first, last)]
                 singly = [stacked.take(step, 0) for step in each]
                 state, outcomes = self.exchange(federation, learner, state, singly)
                 outcomes = jax.device_get(outcomes)
@@ -195,29 +229,88 @@ class RoundAlgorithm(ABC):
             for t, outcome in enumerate(outcomes, first):
                 new.append(_log(t, outcome, before, seconds, federation.ids))
                 before = outcome.assignment
-            watch.after(state, federation, new, last)
-            logs += new
+            done = last
+            watch.after(state, federation, list(new), done)
+            records += new
             if new[-1].answered and not np.isfinite(new[-1].loss).any():
-                raise diverged(f"in round {last - 1}")
-        return self.finish(federation, learner, state, logs, seed)
+                raise diverged(f"in round {done - 1}")
+        return self.finish(federation, learner, state, records, seed)
 
-    def _steps(self, federation: Federation, seed: int, first: int, last: int) -> Step:
+    def _begun(
+        self, federation: Federation, learner: Learner, key: Key[Array, ""]
+    ) -> tuple[State, list[Record]]:
+        """The state before the first round, and what it took."""
+        began, count = time.perf_counter(), Count()
+        state = self.start(with_count(federation, count), learner, key)
+        if not count.asks:
+            return state, []
+        note = Note(START, "clients were asked for the models to begin with.")
+        unknown = np.full(state.assignment.shape, -1)
+        return state, [_event(0, note, state, unknown, count, time.perf_counter() - began)]
+
+    def _paused(
+        self,
+        federation: Federation,
+        learner: Learner,
+        state: State,
+        done: int,
+        seed: int,
+        key: Key[Array, ""],
+    ) -> tuple[State, Event]:
+        """The state after a pause, and what happened in it."""
+        began, count = time.perf_counter(), Count()
+        federation.admit()
+        state = self.grown(state, federation, learner, key)
+        before = np.array(state.assignment)
+        state, note = self.between(with_count(federation, count), learner, state, done, seed)
+        return state, _event(done, note, state, before, count, time.perf_counter() - began)
+
+    @property
+    def length(self) -> int:
+        """How many rounds there are in all."""
+        return self.rounds
+
+    def pauses(self) -> Sequence[int]:
+        """After how many rounds `between` is called: 0 is before the first."""
+        return ()
+
+    def between(
+        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
+    ) -> tuple[State, Note]:
+        """What the server does in a pause, on the host: it may change the number of models."""
+        raise NotImplementedError
+
+    def eligible(self, state: State) -> Bool[np.ndarray, " clients"] | None:
+        """Who may be drawn for a round; None for everybody."""
+        return None
+
+    def _steps(self, federation: Federation, state: State, seed: int, first: int, last: int) -> Step:
         """The rounds from `first` to before `last`, stacked, with the clients drawn for each."""
         numbers = jnp.arange(first, last)
         each = self.round_keys(keys.purpose(seed, "rounds"))[first:last]
-        count = self.participants(federation.clients)
+        drawn = self.drawn(federation, state, seed, first, last)
+        return Step(numbers, each, None if drawn is None else federation.select(drawn))
+
+    def drawn(
+        self, federation: Federation, state: State, seed: int, first: int, last: int
+    ) -> Int[np.ndarray, "rounds asked"] | None:
+        """The clients asked in each of these rounds, by position; None for everybody in all of them."""
+        may = self.eligible(state)
+        everybody = np.arange(federation.clients) if may is None else np.flatnonzero(may)
+        count = self.participants(len(everybody))
         if count == federation.clients:
-            return Step(numbers, each)
-        here = federation.present()
+            return None
+        here = np.intersect1d(federation.present(), everybody)
         if not len(here):
-            here = np.arange(federation.clients)  # to be waited for
+            here = everybody  # to be waited for
+        if count == len(everybody):
+            return np.tile(everybody, (last - first, 1))
         tokens = keys.tokens(federation.ids[here])
-        drawn = np.stack([here[keys.participants(seed, t, tokens, count)] for t in range(first, last)])
-        return Step(numbers, each, federation.select(drawn))
+        return np.stack([here[keys.participants(seed, t, tokens, count)] for t in range(first, last)])
 
     def round_keys(self, key: Key[Array, ""]) -> Key[Array, " rounds"]:
         """The key of every round."""
-        each: Array = keys.numbered(key, self.rounds)
+        each: Array = keys.numbered(key, self.length)
         return each
 
     @property
@@ -266,8 +359,17 @@ class RoundAlgorithm(ABC):
             )
 
     @abstractmethod
-    def template(self, federation: Federation, learner: Learner) -> State:
-        """The shapes of the state, found without asking anybody anything."""
+    def template(self, federation: Federation, learner: Learner, models: int | None = None) -> State:
+        """The shapes of the state, found without asking anybody anything.
+
+        `models` is how many of them there are, where that changes in the course of a run.
+        """
+
+    def restored(self, arrays: Arrays, federation: Federation, learner: Learner) -> State:
+        """The state that was kept as arrays by name."""
+        models = next(array.shape[1] for name, array in arrays.items() if name.startswith("models"))
+        state: State = stacked.from_named(arrays, self.template(federation, learner, models))
+        return state
 
     @abstractmethod
     def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
@@ -281,9 +383,9 @@ class RoundAlgorithm(ABC):
 
     @abstractmethod
     def finish(
-        self, federation: Federation, learner: Learner, state: State, logs: Sequence[RoundLog], seed: int
+        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
     ) -> Clustering:
-        """The result, given the state after the last round."""
+        """The result, given the state after the last round and what led there."""
 
     def settings(self) -> dict[str, Any]:
         """The algorithm's name and settings, to be recorded with its result."""
@@ -308,10 +410,39 @@ def _padded(
     return jnp.pad(known, ((0, 0), (0, missing)), constant_values=fill) if missing else known
 
 
+def _told_at(done: int, record: Record) -> bool:
+    """Whether a record is that of the pause after so many rounds."""
+    return isinstance(record, Event) and record.after == done and record.name != START
+
+
+def _changes(
+    before: Int[np.ndarray, "restarts clients"], now: Int[np.ndarray, "restarts clients"], clusters: int
+) -> tuple[list[list[list[int]]], list[list[int]]]:
+    """For each restart, who moved where, and how many clients each cluster has."""
+    moved = [
+        np.stack([np.flatnonzero(changed), row[changed]], axis=1).tolist()
+        for changed, row in zip(now != before, now, strict=True)
+    ]
+    return moved, [np.bincount(row[row >= 0], minlength=clusters).tolist() for row in now]
+
+
+def _event(done: int, note: Note, state: State, before: np.ndarray, count: Count, seconds: float) -> Event:
+    clusters = jax.tree.leaves(state.models)[0].shape[1]
+    moved, sizes = _changes(before, np.asarray(state.assignment), clusters)
+    return Event(
+        after=done,
+        name=note.name,
+        text=note.text,
+        details=note.details,
+        moved=moved,
+        sizes=sizes,
+        seconds=seconds,
+        **asdict(count),
+    )
+
+
 def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids: np.ndarray) -> RoundLog:
-    now = np.asarray(outcome.assignment)
-    changed = now != before
-    clusters = [np.bincount(row[row >= 0], minlength=outcome.clusters) for row in now]
+    moved, sizes = _changes(before, np.asarray(outcome.assignment), outcome.clusters)
     answered = np.asarray(outcome.answered)
     down, spared, up = outcome.traffic.total(answered)
     reasons = dict(outcome.failures)
@@ -323,12 +454,9 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids:
     return RoundLog(
         round=number,
         loss=[float(value) for value in outcome.loss],
-        changed=[int(row.sum()) for row in changed],
-        sizes=[row.tolist() for row in clusters],
-        moved=[
-            np.stack([np.flatnonzero(c), row[c]], axis=1).tolist()
-            for c, row in zip(changed, now, strict=True)
-        ],
+        changed=[len(moves) for moves in moved],
+        sizes=sizes,
+        moved=moved,
         asked=len(outcome.clients),
         answered=int(answered.sum()),
         bytes_down=down,

@@ -34,9 +34,39 @@ class RoundLog:
         return json.dumps({**asdict(self), "loss": loss}, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def from_line(cls, line: str) -> RoundLog:
-        content = json.loads(line)
+    def from_content(cls, content: dict[str, Any]) -> RoundLog:
+        """The inverse of `to_line`, given what JSON makes of the line."""
         return cls(**{**content, "loss": [math.nan if value is None else value for value in content["loss"]]})
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened between rounds: how a run began, clients that were regrouped, the last look."""
+
+    after: int  # rounds that were done before it
+    name: str  # such as "one-shot" or "split"
+    text: str  # what came of it, in a sentence
+    details: dict[str, Any]  # and in numbers
+    moved: list[list[list[int]]]  # per restart: [client position, cluster] of every client that changed
+    sizes: list[list[int]]  # per restart: clients per cluster
+    asks: int  # exchanges with the clients
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    bytes_spared: int = 0
+
+    def to_line(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+
+Record = RoundLog | Event
+
+
+def from_line(line: str) -> Record:
+    """The round or the event that a line of a run folder tells of."""
+    content = json.loads(line)
+    return Event(**content) if "after" in content else RoundLog.from_content(content)
 
 
 @dataclass(frozen=True)
@@ -59,11 +89,14 @@ class Round:
 class History(Sequence[Round]):
     """One record per round of the restart that was kept; `restarts` tells of the others.
 
-    Bytes and seconds are those of all restarts together, since these share every exchange.
+    `events` tells what happened between the rounds: how clusters were found, split or merged, and what it
+    cost. Bytes and seconds are those of all restarts together, since these share every exchange.
     """
 
-    def __init__(self, logs: Sequence[RoundLog], clients: int, restart: int = 0) -> None:
-        self.logs = list(logs)
+    def __init__(self, records: Sequence[Record], clients: int, restart: int = 0) -> None:
+        self.records = list(records)  # in the order in which they happened
+        self.logs = [record for record in self.records if isinstance(record, RoundLog)]
+        self.events = [record for record in self.records if isinstance(record, Event)]
         self.clients = clients
         self.restart = restart
 
@@ -100,15 +133,20 @@ class History(Sequence[Round]):
         return np.array([log.loss for log in self.logs], float).reshape(len(self), -1 if self.logs else 0)
 
     def assignments(self) -> np.ndarray:
-        """Every client's cluster after every round, shape (rounds, clients); -1 while it is not known."""
+        """Every client's cluster after every round, shape (rounds, clients); -1 while it is not known.
+
+        Clients that were regrouped after a round, before the next one, are shown where they went.
+        """
         now = np.full(self.clients, -1)
-        rows = np.empty((len(self.logs), self.clients), int)
-        for t, log in enumerate(self.logs):
-            for client, cluster in log.moved[self.restart]:
+        rows = np.empty((len(self), self.clients), int)
+        done = 0
+        for record in self.records:
+            done += isinstance(record, RoundLog)
+            for client, cluster in record.moved[self.restart]:
                 now[client] = cluster
-            rows[t] = now
+            rows[done - 1 : done] = now
         return rows
 
     def total(self, name: str) -> Any:
-        """The sum of a field over all rounds, such as `bytes_up`."""
-        return sum(getattr(log, name) for log in self.logs)
+        """The sum of a field over all that happened, such as `bytes_up`."""
+        return sum(getattr(record, name, 0) for record in self.records)

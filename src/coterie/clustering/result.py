@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from coterie import registry, storage
-from coterie.clustering.history import History, RoundLog
+from coterie.clustering.history import History, from_line
 from coterie.data.shards import Shards, Spec
 from coterie.errors import DataError, RunFolderError, SettingError
 from coterie.federation.protocol import Federation, as_federation
@@ -186,7 +186,7 @@ class Clustering:
         arrays: dict[str, Any] = {f"models.{name}": leaf for name, leaf in stacked.named(self.models).items()}
         if self.losses is not None:
             arrays["losses"] = self.losses
-        lines = "".join(log.to_line() + "\n" for log in self.history.logs)
+        lines = "".join(record.to_line() + "\n" for record in self.history.records)
         storage.write_text(folder / ROUNDS, lines)
         storage.write_arrays(folder / MODELS, arrays)
         content = {
@@ -232,9 +232,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
             models=models,
             learner=known,
             spec=spec,
-            history=History(
-                [RoundLog.from_line(line) for line in lines], len(content["ids"]), content["restart"]
-            ),
+            history=History([from_line(line) for line in lines], len(content["ids"]), content["restart"]),
             losses=losses,
             algorithm=content["algorithm"],
             seed=content["seed"],

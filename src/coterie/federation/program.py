@@ -162,6 +162,7 @@ class Program:
             answered=answered,
             report=replies.report,
             cluster=jnp.asarray(replies.cluster),
+            weight=jnp.asarray(replies.weight),
             value=replies.value if self.reduce is None else sums,
             traffic=traffic,
         )

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie.data.shards import Shards, Spec
 from coterie.errors import SettingError
@@ -80,6 +80,7 @@ class Answers(eqx.Module):
     answered: Bool[Array, "asked *replicas"]  # entries of those that did not answer mean nothing
     report: dict[str, Array]  # leading axis asked
     cluster: Int[Array, "asked ..."]
+    weight: Float[Array, "asked ..."]
     value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
     traffic: Traffic
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position, reason
@@ -98,6 +99,7 @@ def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | N
         answered=joined(*[part.answered for part in parts]),
         report=jax.tree.map(joined, *[part.report for part in parts]),
         cluster=joined(*[part.cluster for part in parts]),
+        weight=joined(*[part.weight for part in parts]),
         value=jax.tree.map(lambda *a: sum(a[1:], a[0]), *values)
         if reduced
         else jax.tree.map(joined, *values),

@@ -63,6 +63,7 @@ def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool) -> 
         answered=answers.answered[:count],
         report=jax.tree.map(lambda a: a[:count], answers.report),
         cluster=answers.cluster[:count],
+        weight=answers.weight[:count],
         value=value,
         traffic=answers.traffic[:count],
     )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from coterie.aggregate import Mean
+from coterie.aggregate import Summing
 from coterie.errors import LearnerError, SettingError
 from coterie.federation.protocol import Federation
 from coterie.initialise.anchors import Anchors, joined, least_distance, matrix, models_of
@@ -205,7 +205,7 @@ class Descent:
                 each=None if copies is None else {"first": copies[a], "second": copies[b]},
                 clients=clients,
                 key=jax.random.fold_in(key, step),
-                reduce=Mean(1),
+                reduce=Summing(1),
                 replicas=restarts,
             )
             total, weight = jax.device_get((answers.value.total, answers.value.weight[:, 0]))

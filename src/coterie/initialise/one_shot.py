@@ -53,7 +53,7 @@ class OneShot:
             seed = int(jax.random.key_data(keys[r, 0])[-1])
             labels[r, here] = k_means(np.asarray(stacked.to_matrix(own)), k, seed)
             member = jax.nn.one_hot(labels[r, here], k) / np.bincount(labels[r, here], minlength=k)
-            means.append(jax.tree.map(lambda a: jnp.einsum("ck,c...->k...", member, a), own))  # noqa: B023
+            means.append(stacked.weighted(own, member))
         return jax.tree.map(lambda *a: jnp.stack(a), *means), labels
 
 

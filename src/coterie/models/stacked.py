@@ -24,6 +24,17 @@ def count(models: PyTree) -> int:
     return int(jax.tree.leaves(models)[0].shape[0])
 
 
+def parameters(models: PyTree) -> int:
+    """How many numbers all of the models have together."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(models))
+
+
+def weighted(models: PyTree, weights: Float[Any, "models k"]) -> PyTree:
+    """k weighted sums of stacked models."""
+    exact = jax.lax.Precision.HIGHEST
+    return jax.tree.map(lambda a: jnp.einsum("mk,m...->k...", weights, a, precision=exact), models)
+
+
 def alike(a: PyTree, b: PyTree) -> bool:
     """Whether two trees have the same structure."""
     return bool(jax.tree.structure(a) == jax.tree.structure(b))  # type: ignore[operator]
@@ -103,7 +114,7 @@ def with_part(tree: PyTree, arrays: Mapping[str, Any]) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(name_of(path), leaf), tree)
 
 
-def from_named(arrays: dict[str, Any], like: PyTree) -> PyTree:
+def from_named(arrays: Mapping[str, Any], like: PyTree) -> PyTree:
     """The inverse of `named`, checked against the structure, shapes and dtypes of `like`."""
     wanted = named(like)
     if wanted.keys() != arrays.keys():

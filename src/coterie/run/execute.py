@@ -118,7 +118,7 @@ def _one(
             shown = (
                 nullcontext()
                 if progress is None
-                else progress(experiment.algorithm["name"], algorithm.rounds)
+                else progress(experiment.algorithm["name"], algorithm.length)
             )
             with shown as show:
                 found = algorithm.fit(

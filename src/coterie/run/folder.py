@@ -23,9 +23,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from coterie import storage
-from coterie.algorithms.rounds import State
+from coterie.algorithms.rounds import Arrays, State
 from coterie.clustering import result
-from coterie.clustering.history import RoundLog
+from coterie.clustering.history import Record, from_line
 from coterie.data.shards import Spec
 from coterie.errors import ConfigError, RunFolderError, SettingError
 from coterie.federation import Federation
@@ -41,7 +41,7 @@ EXPERIMENT, CHECKPOINT, EVALUATION, BATCH, BASELINES = (
 )
 # in the order in which they are removed: the experiment last, so that remains never pass for another's run
 OURS = (CHECKPOINT, EVALUATION, BATCH, result.FILE, result.MODELS, result.ROUNDS, "report.html", EXPERIMENT)
-Show = Callable[[list[RoundLog], int], None]
+Show = Callable[[list[Record], int], None]
 
 
 class RunFolder:
@@ -130,6 +130,7 @@ class Recorder:
         self._show = show or (lambda logs, done: None)
         self._every = every
         self._saved = time.monotonic()
+        self._lines = 0  # that the file of rounds holds
 
     def clients(self) -> tuple[np.ndarray, Spec] | None:
         """The ids of the clients at the last checkpoint and the shape of an example; see `Observer`."""
@@ -142,33 +143,34 @@ class Recorder:
         except (SafetensorError, TypeError, KeyError, ValueError) as error:
             raise self._unfit(error) from error
 
-    def resume(self, template: State) -> tuple[State, list[RoundLog]] | None:
-        """The state after the last checkpointed round, and the rounds so far; see `Observer`."""
+    def resume(self, restored: Callable[[Arrays], State]) -> tuple[State, list[Record]] | None:
+        """The state at the last checkpoint, and what led there; see `Observer`."""
         if not self._checkpoint.exists():
             storage.write_text(self._rounds, "")
             return None
         try:
             with safe_open(self._checkpoint, framework="numpy") as file:
-                done = int((file.metadata() or {})["rounds"])
-            state: State = stacked.from_named(storage.read_arrays(self._checkpoint), template)
-        except (SafetensorError, KeyError, ValueError, SettingError) as error:
+                done, kept = (int((file.metadata() or {})[name]) for name in ("rounds", "lines"))
+            state = restored(storage.read_arrays(self._checkpoint))
+        except (SafetensorError, KeyError, ValueError, SettingError, StopIteration) as error:
             raise self._unfit(error) from error
         # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
-        lines = self._rounds.read_bytes().splitlines()[:done] if self._rounds.exists() else []
+        lines = self._rounds.read_bytes().splitlines()[:kept] if self._rounds.exists() else []
         try:
-            logs = [RoundLog.from_line(line.decode()) for line in lines]
+            records = [from_line(line.decode()) for line in lines]
         except (LookupError, TypeError, ValueError) as error:
             raise RunFolderError(
                 f"{self._rounds} is damaged ({error!r}): start again with --overwrite."
             ) from error
-        if len(logs) < done:
+        if len(records) < kept:
             raise RunFolderError(
                 f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
             )
-        storage.write_text(self._rounds, "".join(log.to_line() + "\n" for log in logs))
-        if logs:
-            self._show(logs, done)
-        return state, logs
+        storage.write_text(self._rounds, "".join(record.to_line() + "\n" for record in records))
+        self._lines = kept
+        if records:
+            self._show(records, done)
+        return state, records
 
     def _unfit(self, error: Exception) -> RunFolderError:
         return RunFolderError(
@@ -176,19 +178,21 @@ class Recorder:
             "start again with --overwrite."
         )
 
-    def after(self, state: State, federation: Federation, logs: list[RoundLog], done: int) -> None:
-        """Rounds were computed; see `Observer`."""
+    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
+        """Something happened; see `Observer`."""
         with storage.writing(self._rounds), open(self._rounds, "a") as file:
-            file.writelines(log.to_line() + "\n" for log in logs)
+            file.writelines(record.to_line() + "\n" for record in records)
             file.flush()
             os.fsync(file.fileno())
+        self._lines += len(records)
         if time.monotonic() - self._saved >= self._every:
             metadata = {
                 "rounds": str(done),
+                "lines": str(self._lines),
                 "clients": json.dumps(federation.ids.tolist()),
                 "spec": json.dumps(asdict(federation.spec)),
             }
             storage.write_arrays(self._checkpoint, stacked.named(state), metadata)
             self._saved = time.monotonic()
-        if logs:
-            self._show(logs, done)
+        if records:
+            self._show(records, done)

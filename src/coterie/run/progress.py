@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from coterie.clustering.history import RoundLog
+from coterie.clustering.history import Event, Record, RoundLog
 from coterie.run.folder import Show
 
 
@@ -32,6 +32,14 @@ def rate(logs: list[RoundLog]) -> str:
     """Rounds per second of the rounds just computed."""
     seconds = sum(log.seconds for log in logs)
     return f"{len(logs) / seconds:.1f}" if seconds > 0 else "–"
+
+
+def told(console: Console, name: str, records: list[Record]) -> list[RoundLog]:
+    """Say what happened between rounds; the rounds that are left to tell of."""
+    for event in records:
+        if isinstance(event, Event):
+            console.print(f"{name}: {event.text}", soft_wrap=True, highlight=False, markup=False)
+    return [record for record in records if isinstance(record, RoundLog)]
 
 
 def live(console: Console, *fields: str) -> Progress:
@@ -54,9 +62,11 @@ def bar(console: Console, name: str, rounds: int) -> Iterator[Show]:
     with live(console, *fields) as progress:
         task = progress.add_task(name, total=rounds, loss="–", sizes="clusters –", rate="–")
 
-        def show(logs: list[RoundLog], done: int) -> None:
-            loss, sizes = status(logs[-1])
-            progress.update(task, completed=done, loss=loss, sizes=sizes, rate=rate(logs))
+        def show(records: list[Record], done: int) -> None:
+            logs = told(console, name, records)
+            if logs:
+                loss, sizes = status(logs[-1])
+                progress.update(task, completed=done, loss=loss, sizes=sizes, rate=rate(logs))
 
         yield show
 
@@ -66,8 +76,9 @@ def lines(console: Console, name: str, rounds: int) -> Iterator[Show]:
     """A plain line for about every tenth of the rounds, and for the last."""
     every = max(1, rounds // 10)
 
-    def show(logs: list[RoundLog], done: int) -> None:
-        if done // every > (done - len(logs)) // every or done == rounds:
+    def show(records: list[Record], done: int) -> None:
+        logs = told(console, name, records)
+        if logs and (done // every > (done - len(logs)) // every or done == rounds):
             loss, sizes = status(logs[-1])
             line = f"{name}: round {done}/{rounds}, loss {loss}, {sizes}, {rate(logs)} rounds/s"
             console.print(line, soft_wrap=True, highlight=False)
@@ -79,8 +90,8 @@ def lines(console: Console, name: str, rounds: int) -> Iterator[Show]:
 def every_round(console: Console, name: str, rounds: int) -> Iterator[Show]:
     """A plain line for every round, for rounds that take seconds: who was left out, and why."""
 
-    def show(logs: list[RoundLog], done: int) -> None:
-        for log in logs:
+    def show(records: list[Record], done: int) -> None:
+        for log in told(console, name, records):
             loss, sizes = status(log)
             line = f"{name}: round {log.round + 1}/{rounds}, loss {loss}, {sizes}, {log.seconds:.1f} s"
             console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -152,7 +152,7 @@ class Replies:
             return faults
         numbers = np.concatenate([a for a in (values, _rows(reply.report, count)) if a is not None], axis=1)
         weight, cluster = (np.reshape(a, count) for a in (reply.weight, reply.cluster))
-        clusters = np.inf if self._program.reduce is None else self._program.reduce.k
+        clusters = self._clusters()
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.linalg.norm(values.astype(np.float64), axis=1)
         for r in range(count):
@@ -165,6 +165,14 @@ class Replies:
             elif not 0 <= weight[r] <= MAX_WEIGHT:
                 faults[r] = f"its weight {weight[r]:g} is not a number of examples"
         return faults
+
+    def _clusters(self) -> float:
+        """How many clusters a reply can be of."""
+        if self._program.reduce is not None:
+            return self._program.reduce.k
+        models = self._broadcast.get("models") if isinstance(self._broadcast, dict) else None
+        lead = 0 if self._program.replicas is None else 1
+        return np.inf if models is None else int(jax.tree.leaves(models)[0].shape[lead])
 
     def answers(
         self, positions: np.ndarray, failures: tuple[tuple[int, str], ...], sent: Iterable[int]

@@ -1,0 +1,175 @@
+"""How far apart models are: in parameters, or in what they cost each other's clients.
+
+A distance first finds out about the models that clients trained alone, then about those of clusters, as far
+as it needs the clients for it; the rest is arithmetic on the server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, PyTree
+
+from coterie.federation.protocol import Federation, bytes_of
+from coterie.learn import tasks
+from coterie.models import stacked
+
+# of models in one exchange; a client needs memory for what all of them make of all its examples
+BLOCK_BYTES, MOST_AT_ONCE = 2**25, 100
+
+
+class Distance(ABC):
+    """Between models of clients and of clusters: symmetric, and NaN where it is not known."""
+
+    @abstractmethod
+    def blank(self, clients: int, parameters: int) -> Float[np.ndarray, "clients known"]:
+        """What is known of the clients' own models before anything is: NaN."""
+
+    @abstractmethod
+    def measure(
+        self, federation: Federation, own: PyTree, there: Bool[np.ndarray, " clients"]
+    ) -> Float[np.ndarray, "clients known"]:
+        """What is to be known of the clients' own models, (clients, ...).
+
+        `there` tells whose model is known.
+        """
+
+    @abstractmethod
+    def look(self, federation: Federation, models: PyTree) -> Float[np.ndarray, "clients k"] | None:
+        """What clients have to say of the clusters' models, if they are asked at all."""
+
+    @abstractmethod
+    def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
+        """dist(w_i, w_j), given what was measured."""
+
+    @abstractmethod
+    def to_clusters(
+        self,
+        own: np.ndarray,
+        models: PyTree,
+        said: Float[np.ndarray, "clients k"] | None,
+        assignment: Int[np.ndarray, " clients"],
+    ) -> Float[np.ndarray, "clients k"]:
+        """dist(w_i, omega_c), for the clusters that clients are in."""
+
+    @abstractmethod
+    def between_clusters(
+        self,
+        models: PyTree,
+        said: Float[np.ndarray, "clients k"] | None,
+        assignment: Int[np.ndarray, " clients"],
+    ) -> Float[np.ndarray, "k k"]:
+        """dist(omega_c, omega_c')."""
+
+
+@dataclass(frozen=True)
+class L2(Distance):
+    """The Euclidean distance of the parameters, for which the SR-FCA paper has its theory (section 4).
+
+    The server computes it by itself: no model is sent to anybody.
+    """
+
+    def blank(self, clients: int, parameters: int) -> Float[np.ndarray, "clients known"]:
+        return np.full((clients, parameters), np.nan, np.float32)
+
+    def measure(self, federation: Federation, own: PyTree, there: Bool[np.ndarray, " clients"]) -> np.ndarray:
+        points = np.asarray(stacked.to_matrix(own), np.float32)
+        return np.where(there[:, None], points, np.nan)
+
+    def look(self, federation: Federation, models: PyTree) -> None:
+        return None
+
+    def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
+        return _euclidean(own, own)
+
+    def to_clusters(
+        self,
+        own: np.ndarray,
+        models: PyTree,
+        said: Float[np.ndarray, "clients k"] | None,
+        assignment: Int[np.ndarray, " clients"],
+    ) -> Float[np.ndarray, "clients k"]:
+        return _euclidean(own, np.asarray(stacked.to_matrix(models)))
+
+    def between_clusters(
+        self,
+        models: PyTree,
+        said: Float[np.ndarray, "clients k"] | None,
+        assignment: Int[np.ndarray, " clients"],
+    ) -> Float[np.ndarray, "k k"]:
+        points = np.asarray(stacked.to_matrix(models))
+        return _euclidean(points, points)
+
+
+@dataclass(frozen=True)
+class CrossLoss(Distance):
+    """The cross-cluster loss, Definition 5.1 of the SR-FCA paper: (f_i(w_j) + f_j(w_i)) / 2.
+
+    f_i is the mean loss over the examples of client i, and f_c that of the clients of cluster c. The server
+    sends the model of each client to all others, once, and the models of clusters to all clients; what comes
+    back are numbers.
+    """
+
+    def blank(self, clients: int, parameters: int) -> Float[np.ndarray, "clients known"]:
+        return np.full((clients, clients), np.nan, np.float32)
+
+    def measure(self, federation: Federation, own: PyTree, there: Bool[np.ndarray, " clients"]) -> np.ndarray:
+        """The loss of every client (row) under the model of every client (column)."""
+        losses = self.blank(federation.clients, 0)
+        known = np.flatnonzero(there)
+        if not len(known):
+            return losses
+        at_once = max(1, min(MOST_AT_ONCE, BLOCK_BYTES // bytes_of(stacked.take(own, 0))))
+        asked = None if there.all() else federation.select(known)
+        # of nearly equal size, so that they share a compiled program or two
+        for block in np.array_split(known, -(-len(known) // at_once)):
+            answers = federation.ask(tasks.losses, {"models": stacked.take(own, block)}, clients=asked)
+            told = np.where(np.asarray(answers.answered)[:, None], answers.report["losses"], np.nan)
+            losses[np.ix_(known, block)] = told
+        return losses
+
+    def look(self, federation: Federation, models: PyTree) -> Float[np.ndarray, "clients k"]:
+        answers = federation.ask(tasks.losses, {"models": models})
+        told = np.asarray(answers.report["losses"])
+        return np.where(np.asarray(answers.answered)[:, None], told, np.nan)
+
+    def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
+        return np.asarray((own + own.T) / 2)
+
+    def to_clusters(
+        self,
+        own: np.ndarray,
+        models: PyTree,
+        said: Float[np.ndarray, "clients k"] | None,
+        assignment: Int[np.ndarray, " clients"],
+    ) -> Float[np.ndarray, "clients k"]:
+        assert said is not None
+        # f_c(w_i): the clients of the cluster told of w_i before any cluster had a model
+        return np.asarray((said + _by_cluster(own, assignment, said.shape[1]).T) / 2)
+
+    def between_clusters(
+        self,
+        models: PyTree,
+        said: Float[np.ndarray, "clients k"] | None,
+        assignment: Int[np.ndarray, " clients"],
+    ) -> Float[np.ndarray, "k k"]:
+        assert said is not None
+        losses = _by_cluster(said, assignment, said.shape[1])
+        return np.asarray((losses + losses.T) / 2)
+
+
+def _by_cluster(
+    losses: Float[np.ndarray, "clients models"], assignment: Int[np.ndarray, " clients"], k: int
+) -> Float[np.ndarray, "k models"]:
+    """f_c: the mean loss over the clients of a cluster; NaN for one without clients that answered."""
+    known = np.where(np.isnan(losses), 0, losses)
+    member = (assignment[:, None] == np.arange(k)).astype(np.float64)
+    count = member.T @ ~np.isnan(losses)
+    return np.where(count > 0, member.T @ known / np.maximum(count, 1), np.nan)
+
+
+def _euclidean(a: Float[np.ndarray, "n d"], b: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:
+    """Distances without the difference of every pair in memory, nor that of two large squares."""
+    return np.stack([np.linalg.norm(b - row, axis=1) for row in a])

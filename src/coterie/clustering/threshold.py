@@ -1,0 +1,138 @@
+"""Where to cut: the largest distance between clients that belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.cluster.hierarchy import DisjointSet
+from scipy.sparse.csgraph import minimum_spanning_tree
+
+from coterie.errors import SettingError
+
+BINS = 40
+MOST = 0.75  # of the clients, who must belong to groups for a cut to be one between groups
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A threshold, and why it is that.
+
+    Attributes
+    ----------
+    threshold
+        Clients that are no farther apart belong together.
+    reason
+        In a few words.
+    gap
+        The two distances between which it was put, where a gap was seen.
+    """
+
+    threshold: float
+    reason: str
+    gap: tuple[float, float] | None = None
+
+
+def check(threshold: float | str) -> None:
+    """Refuse what is no threshold."""
+    if isinstance(threshold, str):
+        known = threshold == "auto" or _share(threshold) is not None
+    else:
+        known = not isinstance(threshold, bool) and threshold >= 0
+    if known:
+        return
+    raise SettingError(
+        f"threshold must be 'auto', a distance, or a share of all pairs such as '25%', not {threshold!r}."
+    )
+
+
+def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: int) -> Cut:
+    """The threshold that a setting stands for, given the distances of all pairs.
+
+    Nothing but the distances is looked at. With `"auto"` the threshold is put into the middle of a gap: the
+    largest leap, relative to where it begins, that the lengths of the edges of a minimum spanning tree make
+    where two or more groups of at least `least` clients, most clients among them, are parted. (Whatever the
+    threshold, who is connected with whom depends on these edges alone.) A leap is a gap only if it is several
+    times as long as the shorter edges' standard deviation; where there is none, all clients are one group.
+    """
+    pairs = of_pairs(distances)
+    if not len(pairs):
+        raise SettingError("no two clients' models can be compared: fewer than two of them answered.")
+    if threshold == "auto":
+        return _automatic(distances, float(pairs.max()), least)
+    share = _share(threshold)
+    if share is not None:
+        return Cut(float(np.quantile(pairs, share)), f"{threshold} of all pairs are within the threshold")
+    return Cut(float(threshold), "the threshold was given")
+
+
+def of_pairs(distances: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " pairs"]:
+    """The distances of all pairs that are known."""
+    pairs = distances[np.triu_indices(len(distances), 1)]
+    return np.asarray(pairs[np.isfinite(pairs)], float)
+
+
+def details(cut: Cut, distances: Float[np.ndarray, "n n"]) -> dict[str, Any]:
+    """The threshold and the histogram of the distances, as plain values."""
+    counts, edges = np.histogram(of_pairs(distances), bins=BINS)
+    return {
+        "threshold": cut.threshold,
+        "reason": cut.reason,
+        "gap": None if cut.gap is None else list(cut.gap),
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+    }
+
+
+def _share(threshold: float | str) -> float | None:
+    """The share that is meant by `25%`; None for anything else."""
+    if not isinstance(threshold, str) or not threshold.endswith("%"):
+        return None
+    try:
+        share = float(threshold[:-1]) / 100
+    except ValueError:
+        return None
+    return share if 0 < share <= 1 else None
+
+
+def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int) -> Cut:
+    edges, parted = _leaps(distances, least)
+    none = Cut(farthest, "there is no visible gap between near and far clients, so that all are one group")
+    if not parted.any():
+        return none
+    low, high = edges[:-1], edges[1:]
+    leap = np.where(parted, high / np.maximum(low, farthest * 1e-9), 0)
+    best = int(leap.argmax())
+    # of clients that are all alike, 1 in 100 groups of 10 or more would still leap so far, in any dimension
+    wide = (2.5 + 40 / len(distances)) * edges[: best + 1].std()
+    if high[best] - low[best] < max(wide, farthest * 1e-6):
+        return none
+    gap = float(low[best]), float(high[best])
+    middle = sum(gap) / 2
+    return Cut(
+        middle, f"the threshold is {middle:.4g}, in the gap between {gap[0]:.4g} and {gap[1]:.4g}", gap
+    )
+
+
+def _leaps(
+    distances: Float[np.ndarray, "n n"], least: int
+) -> tuple[Float[np.ndarray, " edges"], Bool[np.ndarray, " leaps"]]:
+    """The edges of a minimum spanning tree by length, and between which of them a cut parts two groups."""
+    known = np.isfinite(distances).any(axis=1)
+    inside = distances[np.ix_(known, known)].astype(float)
+    # scipy takes what is zero for no edge at all
+    shift = 1.0
+    tree = minimum_spanning_tree(np.where(np.isfinite(inside), inside + shift, 0)).tocoo()
+    order = np.argsort(tree.data, kind="stable")
+    edges = tree.data[order] - shift
+    groups, large, covered = DisjointSet(range(len(inside))), 0, 0
+    parted = np.zeros(max(0, len(edges) - 1), bool)
+    for step, (a, b) in enumerate(zip(tree.row[order], tree.col[order], strict=True)):
+        sizes = groups.subset_size(a), groups.subset_size(b)
+        groups.merge(a, b)
+        large += (sum(sizes) >= least) - sum(size >= least for size in sizes)
+        covered += sum(size for size in sizes if size < least) if sum(sizes) >= least else 0
+        if step < len(parted):
+            parted[step] = large >= 2 and covered >= MOST * len(inside)
+    return edges, parted
