@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import data, errors, models
 from coterie.aggregate import Mean, Median, TrimmedMean
-from coterie.algorithms import IFCA, SRFCA, FedX, Global, Local, OneShotKMeans
+from coterie.algorithms import IFCA, SRFCA, FedX, Global, Local, OneShotKMeans, Oracle
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
@@ -41,6 +41,7 @@ __all__ = [
     "OneShot",
     "OneShotKMeans",
     "Optax",
+    "Oracle",
     "Proximal",
     "Random",
     "Shards",

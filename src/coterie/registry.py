@@ -25,6 +25,7 @@ PARTS: dict[str, dict[str, str]] = {
         "fedx": "coterie.algorithms.fedx:FedX",
         "global": "coterie.algorithms.baselines:Global",
         "local": "coterie.algorithms.baselines:Local",
+        "oracle": "coterie.algorithms.baselines:Oracle",
         "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",
     },
     "data": {

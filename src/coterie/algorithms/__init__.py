@@ -1,9 +1,9 @@
 """What the server asks, in which order, and what it makes of the answers."""
 
-from coterie.algorithms.baselines import Global, Local
+from coterie.algorithms.baselines import Global, Local, Oracle
 from coterie.algorithms.fedx import FedX
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.one_shot_kmeans import OneShotKMeans
 from coterie.algorithms.srfca import SRFCA
 
-__all__ = ["IFCA", "SRFCA", "FedX", "Global", "Local", "OneShotKMeans"]
+__all__ = ["IFCA", "SRFCA", "FedX", "Global", "Local", "OneShotKMeans", "Oracle"]

@@ -220,6 +220,19 @@ def one_of(name: str, value: Any, *allowed: Any) -> None:
         raise SettingError(f"{name} must be {words}, not {value!r}.")
 
 
+class Told(Alternating):
+    """Clients that are told which model to train, and are sent that one alone.
+
+    A client that is told none, because it joined later or is not known, takes the model of lowest loss.
+    """
+
+    def told(self, state: State) -> Int[Array, "restarts clients"]:
+        return state.assignment
+
+    def final(self, known: Int[np.ndarray, " clients"], best: Kept) -> np.ndarray:
+        return np.where(known < 0, super().final(known, best), known)
+
+
 @dataclasses.dataclass(frozen=True)
 class Clustered(Alternating):
     """Alternating minimisation with k models, from any start: see `IFCA`."""

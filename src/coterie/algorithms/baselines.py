@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
-from coterie.algorithms.alternating import Alternating
+from coterie.algorithms.alternating import Alternating, Told
 from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
 from coterie.clustering.history import History, Record
 from coterie.clustering.result import Clustering
+from coterie.errors import SettingError
 from coterie.federation.protocol import Federation
 from coterie.learn import tasks
 from coterie.learn.learner import Learner
@@ -31,6 +32,57 @@ class Global(Alternating):
     @property
     def clusters(self) -> int:
         return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle(Told):
+    """One model for each cluster, of clients that are told which cluster they belong to.
+
+    It is what a method could reach at best if it found the true clusters. A client of which the truth is not
+    known takes the model of lowest loss.
+
+    Parameters
+    ----------
+    truth
+        The cluster of every client, in the order of `data.train.ids` (such as `data.truth`), or by client id.
+    weight, average, normalise, aggregate, rounds, participation
+        See `Alternating` and `RoundAlgorithm`.
+    """
+
+    truth: Any = dataclasses.field(default=None, compare=False)
+
+    @property
+    def clusters(self) -> int:
+        return len(set(self._labels))
+
+    def check(self, clients: int) -> None:
+        if self.truth is None:
+            raise SettingError("the oracle needs the true clusters: give truth, such as data.truth.")
+        super().check(clients)
+        if not isinstance(self.truth, Mapping) and len(self.truth) != clients:
+            raise SettingError(f"truth has {len(self.truth)} labels for {clients} clients.")
+
+    @property
+    def _labels(self) -> list[Any]:
+        """The label of every client, in order."""
+        given = list(self.truth.values() if isinstance(self.truth, Mapping) else self.truth)
+        return [label.item() if isinstance(label, np.generic) else label for label in given]
+
+    def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
+        state = super().start(federation, learner, key)
+        return dataclasses.replace(state, assignment=jnp.asarray(self._known(federation.ids))[None])
+
+    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
+        more = super().grown(state, federation, learner, key)
+        known = jnp.asarray(self._known(federation.ids))
+        return dataclasses.replace(more, assignment=jnp.where(more.assignment < 0, known, more.assignment))
+
+    def _known(self, ids: np.ndarray) -> Int[np.ndarray, " clients"]:
+        """The cluster of each of these clients; -1 for one of which it is not known."""
+        number = {label: j for j, label in enumerate(sorted(set(self._labels)))}
+        clients = self.truth if isinstance(self.truth, Mapping) else ids[: len(self.truth)]
+        known = {str(c): number[label] for c, label in zip(clients, self._labels, strict=True)}
+        return np.array([known.get(str(client), -1) for client in ids], np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int, Key
 
 from coterie import keys
-from coterie.algorithms.alternating import Alternating
-from coterie.algorithms.restarts import Kept
-from coterie.algorithms.rounds import State
+from coterie.algorithms.alternating import Told
+from coterie.algorithms.rounds import Note, State, counted
+from coterie.errors import SettingError
 from coterie.federation.protocol import Federation
 from coterie.initialise.one_shot import OneShot
 from coterie.learn.learner import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class OneShotKMeans(Alternating):
+class OneShotKMeans(Told):
     """One-shot clustering: local models, k-means on their parameters, then federated averaging per cluster.
 
     A client's cluster never changes, so that it is sent one model only; a client that joins later takes the
@@ -27,26 +26,45 @@ class OneShotKMeans(Alternating):
     Parameters
     ----------
     k
-        Number of clusters.
+        Number of clusters. When not given, the number from 2 to `most` with the highest silhouette: which it
+        was is in `history.events`. (A silhouette cannot tell that all clients are alike.)
     alone
         For how many rounds of its local update each client trains before its model is clustered.
+    most
+        The largest number of clusters that is tried.
     weight, average, normalise, aggregate, rounds, participation
         See `Alternating` and `RoundAlgorithm`.
     """
 
-    k: int
+    k: int | None = None
     alone: int = dataclasses.field(default=20, kw_only=True)
+    most: int = dataclasses.field(default=10, kw_only=True)
 
     @property
     def clusters(self) -> int:
-        return self.k
+        return 1 if self.k is None else self.k
 
-    def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
-        models, labels = OneShot(self.alone).grouped(federation, learner, keys.grid(key, 1, self.k))
-        return State(models, jnp.asarray(labels, jnp.int32))
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        if self.most < 2:
+            raise SettingError(f"most must be at least 2 clusters, not {self.most}.")
+        if self.k is None and clients < 3:
+            raise SettingError(f"a silhouette needs at least 3 clients, and there are {clients}: give k.")
 
-    def told(self, state: State) -> Int[Array, "restarts clients"]:
-        return state.assignment
+    def pauses(self) -> Sequence[int]:
+        return (0,)
 
-    def final(self, known: Int[np.ndarray, " clients"], best: Kept) -> np.ndarray:
-        return np.where(known < 0, super().final(known, best), known)
+    def between(
+        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
+    ) -> tuple[State, Note]:
+        numbers = range(2, self.most + 1) if self.k is None else [self.k]
+        found = OneShot(self.alone).grouped(
+            federation, learner, keys.grid(keys.purpose(seed, "init"), 1, 1), numbers
+        )
+        k = found.k
+        text = f"k-means on the models that clients trained alone: {counted(k, 'cluster')}"
+        if self.k is None:
+            text += f", whose silhouette of {found.silhouettes[k]:.2f} is the highest of 2 to {max(numbers)}"
+        details = {"silhouettes": {str(number): value for number, value in found.silhouettes.items()}}
+        assignment = jnp.asarray(found.labels, jnp.int32)
+        return State(found.models, assignment), Note("one-shot", f"{text}.", details)

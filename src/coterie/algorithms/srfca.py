@@ -18,8 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie import keys
 from coterie.aggregate import Aggregator, Normalise, Sums, TrimmedMean
-from coterie.algorithms.alternating import Alternating, one_of
-from coterie.algorithms.restarts import Kept
+from coterie.algorithms.alternating import Told, one_of
 from coterie.algorithms.rounds import Note, Outcome, State, Step, counted
 from coterie.clustering import graph, threshold
 from coterie.clustering.distances import L2, CrossLoss, Distance
@@ -41,7 +40,7 @@ class Refined(State):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SRFCA(Alternating):
+class SRFCA(Told):
     """The Successive Refine Federated Clustering Algorithm: it finds the number of clusters by itself.
 
     Every client trains alone, and clients whose models are near each other form a cluster (ONE_SHOT). Then, a
@@ -161,9 +160,6 @@ class SRFCA(Alternating):
             state = dataclasses.replace(state, models=models)
         return super().round(federation, learner, state, step)
 
-    def told(self, state: State) -> Int[Array, "restarts clients"]:
-        return state.assignment  # "Send omega_{c,t} to all clients i in S_c"
-
     def eligible(self, state: State) -> Bool[np.ndarray, " clients"]:
         return np.asarray(state.assignment[0]) >= 0
 
@@ -256,10 +252,6 @@ class SRFCA(Alternating):
             text += f" {counted(int(lost.sum()), 'client')} were in clusters of fewer than {self.min_size}."
         plain = [[None if np.isnan(d) else float(d) for d in row] for row in apart]
         return after, Note("refine", text, {"apart": plain, "merged": home.tolist()})
-
-    def final(self, known: Int[np.ndarray, " clients"], best: Kept) -> np.ndarray:
-        # the clustering that was found; a client that joined too late takes the model of lowest loss
-        return np.where(known < 0, super().final(known, best), known)
 
 
 def _or_none(

@@ -22,6 +22,7 @@ def mixed_regression(
     parameters: Literal["gaussian", "bernoulli"] = "gaussian",
     scale: float = 1.0,
     proportions: Sequence[float] | None = None,
+    spread: float = 0.0,
     seed: int = 0,
 ) -> Federated:
     """Clients whose data follow one of k linear models: y = <x, theta_z> + noise, x ~ N(0, I).
@@ -40,6 +41,9 @@ def mixed_regression(
     proportions
         Probability of each cluster, from which every client draws its label; equal cluster sizes
         when not given.
+    spread
+        How far the model of a client is from that of its cluster: in a random direction of its own, so that
+        no two clients of a cluster need be equal (epsilon_1 of the SR-FCA paper is at most twice this).
     seed
         Everything random.
 
@@ -48,10 +52,10 @@ def mixed_regression(
     Federated
         With `truth` and `models`, shape (k, dim); `test` holds as many fresh examples per client.
     """
-    if min(k, clients, dim) < 1 or noise < 0 or scale <= 0:
+    if min(k, clients, dim) < 1 or noise < 0 or scale <= 0 or spread < 0:
         raise SettingError(
-            "need k >= 1, clients >= 1, dim >= 1, noise >= 0, scale > 0; "
-            f"got {k}, {clients}, {dim}, {noise}, {scale}."
+            "need k >= 1, clients >= 1, dim >= 1, noise >= 0, scale > 0, spread >= 0; "
+            f"got {k}, {clients}, {dim}, {noise}, {scale}, {spread}."
         )
     rng = np.random.default_rng(seed)
     sizes = (
@@ -68,9 +72,14 @@ def mixed_regression(
             raise SettingError(f"proportions must be {k} non-negative numbers that add up to 1.")
         truth = rng.choice(k, size=clients, p=p)
 
+    own = models[truth]
+    if spread:
+        away = rng.standard_normal(own.shape)
+        own = own + spread * away / np.linalg.norm(away, axis=1, keepdims=True)
+
     def draw() -> Shards:
         xs = [rng.standard_normal((n, dim)) for n in sizes]
-        ys = [x @ models[z] + noise * rng.standard_normal(len(x)) for x, z in zip(xs, truth, strict=True)]
+        ys = [x @ theta + noise * rng.standard_normal(len(x)) for x, theta in zip(xs, own, strict=True)]
         return Shards.from_lists(xs, ys)
 
     return Federated(train=draw(), test=draw(), truth=truth, models=models, name="mixture of regressions")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,29 +34,67 @@ class OneShot:
     rounds: int = 20
 
     def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
-        return self.grouped(federation, learner, keys)[0]
+        return self.grouped(federation, learner, keys, [keys.shape[1]]).models
 
     def grouped(
-        self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]
-    ) -> tuple[PyTree, Int[np.ndarray, "restarts clients"]]:
-        """The means of the groups, (restarts, k, ...), and every client's group; -1 if it did not answer."""
+        self,
+        federation: Federation,
+        learner: Learner,
+        keys: Key[Array, "restarts any"],
+        numbers: Sequence[int],
+    ) -> Groups:
+        """The groups of the clients, for each restart; as many as one of `numbers` has it.
+
+        Of several numbers the one with the highest silhouette (of the first restart) is taken.
+        """
         if self.rounds < 1:
             raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
-        restarts, k = keys.shape
+        restarts = keys.shape[0]
         fresh = stacked.take(Random()(federation, learner, keys[:, :1]), (slice(None), 0))
         models, answered = trained_alone(federation, learner, fresh, self.rounds, keys[0, 0])
         labels = np.full((restarts, federation.clients), -1)
-        means = []
+        means: list[PyTree] = []
+        silhouettes: dict[int, float] = {}
+        k = numbers[0]
         for r in range(restarts):
             here = np.flatnonzero(answered[:, r])
             if len(here) < k:
                 raise FederationError(f"{len(here)} clients answered, but k={k} groups need as many of them.")
             own = stacked.take(models, (here, r))
+            points = np.asarray(stacked.to_matrix(own))
             seed = int(jax.random.key_data(keys[r, 0])[-1])
-            labels[r, here] = k_means(np.asarray(stacked.to_matrix(own)), k, seed)
-            member = jax.nn.one_hot(labels[r, here], k) / np.bincount(labels[r, here], minlength=k)
-            means.append(stacked.weighted(own, member))
-        return jax.tree.map(lambda *a: jnp.stack(a), *means), labels
+            if r == 0 and len(numbers) > 1:
+                silhouettes = _silhouettes(points, [n for n in numbers if n < len(points)], seed)
+                k = max(silhouettes, key=lambda number: silhouettes[number])
+            labels[r, here] = k_means(points, k, seed)
+            member = np.eye(k)[labels[r, here]]
+            means.append(stacked.weighted(own, member / member.sum(axis=0)))
+        return Groups(jax.tree.map(lambda *a: jnp.stack(a), *means), labels, silhouettes)
+
+
+class Groups(NamedTuple):
+    """Clients grouped by the models that they trained alone."""
+
+    models: PyTree  # (restarts, k, ...): the mean of each group
+    labels: Int[np.ndarray, "restarts clients"]  # -1 for a client that did not answer
+    silhouettes: dict[int, float]  # of the numbers of groups that were tried, if several were
+
+    @property
+    def k(self) -> int:
+        return int(jax.tree.leaves(self.models)[0].shape[1])
+
+
+def _silhouettes(
+    points: Float[np.ndarray, "points d"], numbers: Sequence[int], seed: int
+) -> dict[int, float]:
+    from sklearn.metrics import silhouette_score  # slow to import, and seldom needed
+
+    differ = len(np.unique(points, axis=0))
+    if differ < 2 or not numbers:
+        raise SettingError(
+            "the clients' models do not differ, or are too few: train them for longer, or give k."
+        )
+    return {n: float(silhouette_score(points, k_means(points, n, seed))) for n in numbers if n <= differ}
 
 
 def trained_alone(

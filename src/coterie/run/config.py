@@ -128,9 +128,11 @@ class Experiment(BaseModel):
         )
 
     def baseline(self, name: str) -> Experiment:
-        """The same experiment with another algorithm, given the same rounds."""
+        """The same experiment with another algorithm, given as many rounds in all."""
         mine = registry.schema(registry.part("algorithm", name)).model_fields
         shared = {key: value for key, value in self.algorithm.items() if key in mine and key != "name"}
+        if self.algorithm.keys() & {"rounds", "refines"}:
+            shared["rounds"] = max(1, self.make_algorithm().length // _parts(mine))
         try:
             registry.validate("algorithm", name, shared)
         except ConfigError as error:
@@ -149,6 +151,11 @@ class Experiment(BaseModel):
             if isinstance(section, dict) and section
         ]
         return "\n\n".join(["\n".join(top), *sections]) + "\n"
+
+
+def _parts(fields: Mapping[str, Any]) -> int:
+    """In how many parts an algorithm with these settings trains, each of `rounds` rounds."""
+    return int(fields["refines"].default) if "refines" in fields else 1
 
 
 def with_options(content: Section, options: Iterable[tuple[str, Any]]) -> Section:

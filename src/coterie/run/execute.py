@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from coterie import storage
+from coterie.algorithms import Oracle
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.clustering.result import ChosenBy
 from coterie.data import nodes
@@ -59,7 +61,7 @@ def execute(
     # an impossible setting should be heard of before the folder is touched
     experiment.make_learner().for_data(spec)
     for each in (experiment, *(baseline for _, baseline in baselines)):
-        each.make_algorithm().check(clients.federation.clients)
+        _algorithm(each, clients).check(clients.federation.clients)
     folder.claim(experiment, resume, overwrite)
     found = _one(experiment, clients, folder, checkpoint_every, progress)
     for part, baseline in baselines:
@@ -74,6 +76,7 @@ class _Simulated:
     def __init__(self, experiment: Experiment) -> None:
         self._data = experiment.make_data()
         self.federation: Federation = Simulation(self._data.train, **experiment.simulation_settings())
+        self.truth = self._data.truth
 
     def evaluation(self, found: Clustering) -> dict[str, Any]:
         return evaluation(found, self._data)
@@ -84,6 +87,8 @@ class _Simulated:
 
 class _Real:
     """Clients of whom only what they say is known."""
+
+    truth = None
 
     def __init__(self, experiment: Experiment, federation: Federation) -> None:
         self.federation = federation
@@ -103,6 +108,12 @@ class _Real:
         return before.get("test") is None  # clients may have been away, not without held-out examples
 
 
+def _algorithm(experiment: Experiment, clients: _Simulated | _Real) -> Any:
+    """The algorithm of an experiment; the oracle is told the truth, if that is known."""
+    algorithm = experiment.make_algorithm()
+    return replace(algorithm, truth=clients.truth) if isinstance(algorithm, Oracle) else algorithm
+
+
 def _one(
     experiment: Experiment,
     clients: _Simulated | _Real,
@@ -110,7 +121,7 @@ def _one(
     checkpoint_every: float,
     progress: Progress | None,
 ) -> Clustering:
-    algorithm = experiment.make_algorithm()
+    algorithm = _algorithm(experiment, clients)
     with tuning.remembered_in(folder.path / BATCH):
         if folder.finished:
             found = load(folder.path)
