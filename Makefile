@@ -18,7 +18,7 @@ demo: $(VENV)/.installed-run ## run the demo and write its report to runs/demo
 	$(BIN)/coterie report runs/demo
 
 test: $(VENV)/.installed-test ## run the tests with coverage (ARGS="..." goes to pytest)
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and formatting
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ import numpy as np
 from measure import fastest, median_ratio, population
 
 import coterie as ct
-from coterie.aggregate import Mean
+from coterie.aggregate import Summing
 from coterie.federation.simulation import _ask
 from coterie.learn import tasks
 
@@ -37,14 +37,14 @@ class Cohort:
 
     def seconds(self) -> float:
         return fastest(
-            lambda: self.simulation.ask(tasks.choose_and_train, self.content, reduce=Mean(4)).value
+            lambda: self.simulation.ask(tasks.choose_and_train, self.content, reduce=Summing(4)).value
         )
 
     def memory_beyond_data(self) -> int:
         lowered = _ask.lower(
             self.simulation,
             tasks.choose_and_train,
-            Mean(4),
+            Summing(4),
             None,
             self.content,
             None,

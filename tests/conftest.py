@@ -19,6 +19,7 @@ QUICKLY_COMPILED = {
     "aggregate",
     "algorithms",
     "federation",
+    "flower",
     "initialise",
     "learn",
     "models",
@@ -27,7 +28,7 @@ QUICKLY_COMPILED = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_compilation(request):
     """Slower programs, made in less time, for tests with small ones."""
     folder = request.path.relative_to(Path(__file__).parent).parts[0]

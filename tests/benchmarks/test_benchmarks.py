@@ -1,6 +1,7 @@
 """The benchmarks run and print their ratios; how large these are is not for a test on a busy machine."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,8 @@ TINY = {
 def printed(name, *options):
     done = subprocess.run(
         [sys.executable, str(FOLDER / name), *options],
+        # at these sizes they compile far longer than they compute
+        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -36,13 +39,11 @@ def test_every_benchmark_is_known_here():
 
 @pytest.mark.parametrize("name", TINY)
 def test_prints_ratios_and_no_bare_times(name):
-    lines = [line for line in printed(name, *TINY[name]).splitlines() if "torch is not" not in line]
+    lines = printed(name, *TINY[name]).splitlines()
+    if importlib.util.find_spec("torch") is None:
+        lines = [line for line in lines if "torch is not installed" not in line]
+    elif name == "cohort.py":  # it compares with a plain loop
+        (line,) = [line for line in lines if "PyTorch" in line]
+        assert float(re.search(r"([\d.]+)x", line)[1]) > 0
     assert lines
     assert all(re.search(r"\d(x|%)", line) for line in lines)
-
-
-@pytest.mark.torch
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_compares_with_a_plain_loop_where_torch_is_installed():
-    line = next(line for line in printed("cohort.py", *TINY["cohort.py"]).splitlines() if "PyTorch" in line)
-    assert float(re.search(r"([\d.]+)x", line)[1]) > 0

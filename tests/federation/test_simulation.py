@@ -75,7 +75,6 @@ def test_losses_are_each_clients_own_mean(shards, models):
         {"devices": 1},
         {"devices": 2},
         {"resident": False},
-        {"debug": True},
     ],
     ids=str,
 )
@@ -86,6 +85,17 @@ def test_results_do_not_depend_on_how_clients_are_computed(shards, models, setti
     other = of(shards, **settings)
     assert_same(train(plain, models), train(other, models))
     chosen = np.array([8, 1, 3, 4])
+    assert_same(
+        train(plain, models, clients=plain.select(chosen), reduce=None),
+        train(other, models, clients=other.select(chosen), reduce=None),
+    )
+
+
+def test_nor_on_whether_they_are_computed_one_by_one_without_compilation(shards, models):
+    few = shards[[1, 0, 9]]  # small ones: every step of theirs is slow
+    plain, other = of(few, devices=jax.local_devices()[:1]), of(few, debug=True)
+    assert_same(train(plain, models), train(other, models))
+    chosen = np.array([2, 1])
     assert_same(
         train(plain, models, clients=plain.select(chosen), reduce=None),
         train(other, models, clients=other.select(chosen), reduce=None),

@@ -158,9 +158,10 @@ def test_for_any_loss_eps_is_minus_the_gradient_of_one_example():
     flat, back = ravel_pytree(model)
     rows = stacked.to_matrix(directions)
     found = stacked.to_matrix(stacked.take(reply.value["product"], 0))
-    each = -jax.jacrev(lambda p: learner.per_example(back(p), content.x, content.y))(flat)[:5]
+    jacobian = jax.jit(jax.jacrev(lambda p: learner.per_example(back(p), content.x, content.y)))
+    each = -jacobian(flat)[:5]
     np.testing.assert_allclose(found, product(*[np.asarray(each)] * 2, rows, "pairs"), rtol=1e-3, atol=1e-5)
-    hessian = jax.hessian(lambda p: learner.shard_loss(back(p), content))(flat)
+    hessian = jax.jit(jax.hessian(lambda p: learner.shard_loss(back(p), content)))(flat)
     np.testing.assert_allclose(reply.value["curvature"][0], rows @ hessian @ rows.T, rtol=1e-3, atol=1e-4)
 
 

@@ -18,11 +18,16 @@ def shard(n, d, capacity, seed=0):
     return Shard(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), jnp.asarray(n))
 
 
+@jax.jit
+def trained(learner, model, at, label=1.0):
+    return learner.train(model, at, jax.random.key(0), jnp.asarray(0), label=label)
+
+
 def update(learner, start, at, label=1.0):
     spec = ct.Shards.from_lists([np.asarray(at.x)], [np.asarray(at.y)]).spec
     learner = learner.for_data(spec)
     model = stacked.take(stacked.from_matrix(start[None], learner.shapes(spec)), 0)
-    new = learner.train(model, at, jax.random.key(0), jnp.asarray(0), label=label)
+    new = trained(learner, model, at, label)
     return np.asarray(stacked.to_matrix(jax.tree.map(lambda a: a[None], new)))[0]
 
 
@@ -32,10 +37,10 @@ class Unmarked(ct.models.Linear):
     linear_in_parameters = False
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 6), (3, 6), (6, 6), (12, 6), (40, 3)])
+@pytest.mark.parametrize("n, d, capacity", [(1, 6, 17), (3, 6, 17), (6, 6, 17), (12, 6, 17), (40, 3, 45)])
 @pytest.mark.parametrize(("loss", "factor", "label"), [("half_squared", 1, 1.0), ("squared", 2, 0.3)])
-def test_is_the_minimiser_of_the_proximal_objective(n, d, label, loss, factor):
-    at, start = shard(n, d, capacity=n + 5, seed=n), np.random.default_rng(1).standard_normal(d)
+def test_is_the_minimiser_of_the_proximal_objective(n, d, capacity, label, loss, factor):
+    at, start = shard(n, d, capacity, seed=n), np.random.default_rng(1).standard_normal(d)
     x, y = np.asarray(at.x[:n], float), np.asarray(at.y[:n], float)
     wanted = fedprox_step(start, x, y, eta=0.4, label=factor * label)
     for model, tolerance in ((ct.models.Linear(), 1e-4), (Unmarked(), 1e-3)):
@@ -65,14 +70,15 @@ def test_several_outputs_and_a_bias():
 
 def test_a_network_is_brought_near_its_proximal_minimum():
     data = ct.data.rotated_digits(clients=4, rotations=(0,), unseen=0, seed=0)
-    x, y = data.train.client(0)
+    x, y = (part[:100] for part in data.train.client(0))
     at = Shard(jnp.asarray(x), jnp.asarray(y), jnp.asarray(len(x)))
     learner = ct.Learner(ct.models.MLP(hidden=(8,)), local=ct.Proximal(lr=50.0, steps=200)).for_data(
         data.train.spec
     )
     start = learner.init(jax.random.key(1), data.train.spec)
-    new = learner.train(start, at, jax.random.key(0), jnp.asarray(0))
+    new = trained(learner, start, at)
 
+    @jax.jit
     def objective(model):
         away = sum(jnp.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (model, start)), strict=True))
         return learner.shard_loss(model, at) + away / 100

@@ -35,8 +35,8 @@ batch_size = 32
 [algorithm]
 name = "ifca"
 k = 2
-rounds = 4
-n_init = 3
+rounds = 3
+n_init = 2
 
 [flower]
 min_clients = 4

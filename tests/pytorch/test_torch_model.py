@@ -152,9 +152,10 @@ def test_a_whole_simulation():
     like = stacked.repeated(jax.eval_shape(lambda: ours.init(jax.random.key(0), IMAGE.example())), 2)
     local = ct.SGD(lr=0.1, steps=2)
     algorithm = ct.IFCA(k=2, rounds=2)
-    found = replace(algorithm, init=models).fit(data, ct.Learner(theirs, local=local))
+    clients = ct.Simulation(data, batch=6, devices=jax.local_devices()[:1])
+    found = replace(algorithm, init=models).fit(clients, ct.Learner(theirs, local=local))
     expected = replace(algorithm, init=stacked.from_named(models, like)).fit(
-        data, ct.Learner(ours, local=local)
+        clients, ct.Learner(ours, local=local)
     )
     np.testing.assert_array_equal(found.assignment, expected.assignment)
     for name, array in stacked.named(expected.models).items():
