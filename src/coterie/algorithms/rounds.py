@@ -194,14 +194,16 @@ class RoundAlgorithm(ABC):
         state = federation.place(state)
         chunk = chunk or (1 if federation.traceable else self.rounds_per_exchange)
         done = sum(isinstance(record, RoundLog) for record in records)
-        drawn: tuple[int, Step] | None = None  # the rounds up to the next pause, and the first of them
+        drawn: tuple[int, Step] | None = None  # rounds whose clients are drawn, and the first of them
         while True:
             pauses = [t for t in self.pauses() if t >= done]
             if done in pauses and not any(_told_at(done, record) for record in records):
                 state, event = self._paused(federation, learner, state, done, seed, init)
-                watch.after(state, federation, [event], done)
-                records.append(event)
-                state = federation.place(state)
+                if event is not None:
+                    watch.after(state, federation, [event], done)
+                    records.append(event)
+                    state = federation.place(state)
+                    drawn = None  # who may be drawn may have changed
             if done >= self.length:
                 break
             pause = min([t for t in pauses if t > done], default=self.length)
@@ -211,7 +213,9 @@ class RoundAlgorithm(ABC):
             began = time.perf_counter()
             if federation.traceable:
                 if drawn is None or first >= drawn[0] + len(drawn[1].round):
-                    drawn = first, self._steps(federation, state, seed, first, pause)
+                    # as far ahead as can be: all that are drawn together have one shape
+                    until = self.length if self.eligible(state) is None else pause
+                    drawn = first, self._steps(federation, state, seed, first, until)
                 begin, every = drawn
                 steps = jax.tree.map(lambda a: a[first - begin : last - begin], every)  # noqa: B023
                 state, outcomes = _compiled(self, federation, learner, state, steps)
@@ -256,13 +260,15 @@ class RoundAlgorithm(ABC):
         done: int,
         seed: int,
         key: Key[Array, ""],
-    ) -> tuple[State, Event]:
-        """The state after a pause, and what happened in it."""
+    ) -> tuple[State, Event | None]:
+        """The state after a pause, and what happened in it, if anything did."""
         began, count = time.perf_counter(), Count()
         federation.admit()
         state = self.grown(state, federation, learner, key)
         before = np.array(state.assignment)
         state, note = self.between(with_count(federation, count), learner, state, done, seed)
+        if note is None:
+            return state, None
         return state, _event(done, note, state, before, count, time.perf_counter() - began)
 
     @property
@@ -276,8 +282,12 @@ class RoundAlgorithm(ABC):
 
     def between(
         self, federation: Federation, learner: Learner, state: State, done: int, seed: int
-    ) -> tuple[State, Note]:
-        """What the server does in a pause, on the host: it may change the number of models."""
+    ) -> tuple[State, Note | None]:
+        """What the server does in a pause, on the host: it may change the number of models.
+
+        None in place of the note: nothing happened. The state is then the one given, nobody was asked, and
+        the history tells nothing; a run that is resumed here looks again, and sees the same.
+        """
         raise NotImplementedError
 
     def eligible(self, state: State) -> Bool[np.ndarray, " clients"] | None:
@@ -446,7 +456,9 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids:
     answered = np.asarray(outcome.answered)
     down, spared, up = outcome.traffic.total(answered)
     reasons = dict(outcome.failures)
-    for client in np.asarray(outcome.clients)[~answered].tolist():
+    asked = np.asarray(outcome.clients)
+    real = asked < len(ids)  # a place may be blank
+    for client in asked[real & ~answered].tolist():
         reasons.setdefault(client, "no answer")
     missing: dict[str, list[str]] = {}
     for client, reason in sorted(reasons.items()):
@@ -457,7 +469,7 @@ def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids:
         changed=[len(moves) for moves in moved],
         sizes=sizes,
         moved=moved,
-        asked=len(outcome.clients),
+        asked=int(real.sum()),
         answered=int(answered.sum()),
         bytes_down=down,
         bytes_spared=spared,

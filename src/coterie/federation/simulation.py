@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +26,10 @@ from coterie.federation.protocol import Answers, Reduction
 from coterie.learn import losses
 from coterie.learn.learner import Learner
 from coterie.learn.tasks import Task
+from coterie.models import stacked
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+MANY = 16  # rounds that are worth a program of their own
 _MATMUL = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
@@ -43,7 +46,7 @@ class Rows(eqx.Module):
 class Chosen(eqx.Module):
     """Clients to ask: rows of each bucket, padded to a capacity that is the same for every round."""
 
-    clients: Int[Array, "*rounds asked"]
+    clients: Int[Array, "*rounds asked"]  # positions; the number of clients where nobody is asked
     rows: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: row within its device
     place: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: index among the asked; their number if unused
 
@@ -210,12 +213,17 @@ class Simulation:
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
         positions = np.asarray(positions)
-        if positions.size == 0 or not 0 <= positions.min() <= positions.max() < self.clients:
-            raise SettingError(f"clients to ask must be positions between 0 and {self.clients - 1}.")
+        real = (positions >= 0) & (positions < self.clients)
+        if positions.size == 0 or not real.any(axis=-1).all() or (positions[~real] != self.clients).any():
+            raise SettingError(
+                f"clients to ask must be positions between 0 and {self.clients - 1}, at least one in every "
+                f"round; {self.clients} stands for nobody."
+            )
         if not self.traceable:
             return Chosen(jnp.asarray(positions, jnp.int32), (), ())
         rounds = positions.reshape(-1, positions.shape[-1])
-        found = [_rows_of(rounds, bucket.clients, self._settings.devices) for bucket in self.shards.buckets]
+        members = [bucket.clients for bucket in self.shards.buckets]
+        found = _rows_of(rounds, members, self._settings.devices, self.clients)
         # a bucket that nobody is drawn from in any round still has a row, unused
         rows, places = (
             tuple(jnp.asarray(pair[i].reshape(*positions.shape[:-1], -1)) for pair in found) for i in (0, 1)
@@ -242,6 +250,13 @@ class Simulation:
             answers: Answers = _ask(self, task, reduce, replicas, broadcast, each, clients, key)
             return answers
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
+        real = positions < self.clients
+        if not real.all():
+            chosen, own = self.select(positions[real]), stacked.take(each, np.flatnonzero(real))
+            answers = self.ask(
+                task, broadcast, each=own, clients=chosen, key=key, reduce=reduce, replicas=replicas
+            )
+            return _with_blanks(answers, positions, real, reduce is not None)
         if self._settings.debug:
             program = Program(task, reduce, replicas, self._settings.drop, len(positions))
             return debug.ask(self.shards, self._learner, program, positions, broadcast, each, key)
@@ -295,24 +310,73 @@ def _put(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill
     return jax.device_put(np.concatenate([array, padding]), NamedSharding(grid, P("clients")))
 
 
-def _rows_of(rounds: np.ndarray, members: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """For one bucket: which row of which device holds each asked client, and its index among the asked."""
+def _with_blanks(answers: Answers, positions: np.ndarray, real: np.ndarray, reduced: bool) -> Answers:
+    """The answers of the clients that were asked, in their places among blank ones."""
+    index = np.maximum(np.cumsum(real) - 1, 0)  # a blank place holds what some other one holds
+    spread = partial(stacked.take, index=index)
+    return Answers(
+        clients=jnp.asarray(positions, jnp.int32),
+        answered=spread(answers.answered) & stacked.expand(jnp.asarray(real), answers.answered),
+        report=spread(answers.report),
+        cluster=spread(answers.cluster),
+        weight=spread(answers.weight),
+        value=answers.value if reduced else spread(answers.value),
+        traffic=answers.traffic[index].only_to(jnp.asarray(real)),
+    )
+
+
+def _rows_of(
+    rounds: np.ndarray, buckets: Sequence[np.ndarray], devices: int, clients: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each bucket: which row of which device holds each asked client, and its index among the asked."""
     asked = rounds.shape[1]
-    per_device = -(-len(members) // devices)
-    row_of = np.full(int(max(rounds.max(), members.max())) + 1, -1)
-    row_of[members] = np.arange(len(members))
-    rows = row_of[rounds]  # (rounds, asked); -1 where the client is in another bucket
-    device = np.where(rows >= 0, rows // per_device, -1)
-    capacity = max(1, max(int((device == d).sum(1).max()) for d in range(devices)))
-    row = np.zeros((len(rounds), devices, capacity), np.int32)
-    place = np.full((len(rounds), devices, capacity), asked, np.int32)
+    found, needed, expected, most = [], [], [], []
+    for members in buckets:
+        per_device = -(-len(members) // devices)
+        row_of = np.full(clients + 1, -1)
+        row_of[members] = np.arange(len(members))
+        rows = row_of[rounds]  # (rounds, asked); -1 where the client is in another bucket, or there is none
+        device = np.where(rows >= 0, rows // per_device, -1)
+        found.append((device, rows % per_device))
+        needed.append(max(1, max(int((device == d).sum(1).max()) for d in range(devices))))
+        expected.append(asked * len(members) / (clients * devices))
+        most.append(min(asked, per_device))
+    room = needed if len(rounds) >= MANY else _room(needed, expected, most)
+    return [
+        _table(device, row, devices, capacity) for (device, row), capacity in zip(found, room, strict=True)
+    ]
+
+
+def _table(
+    device: np.ndarray, rows: np.ndarray, devices: int, capacity: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where clients are, device by device, each with as many places."""
+    rounds, asked = rows.shape
+    row = np.zeros((rounds, devices, capacity), np.int32)
+    place = np.full((rounds, devices, capacity), asked, np.int32)
     for d in range(devices):
         here = device == d
         slot = np.cumsum(here, axis=1) - 1
         t, i = np.nonzero(here)
-        row[t, d, slot[t, i]] = rows[t, i] % per_device
+        row[t, d, slot[t, i]] = rows[t, i]
         place[t, d, slot[t, i]] = i
-    return row.reshape(len(rounds), -1), place.reshape(len(rounds), -1)
+    return row.reshape(rounds, -1), place.reshape(rounds, -1)
+
+
+def _room(needed: list[int], expected: list[float], most: list[int]) -> list[int]:
+    """How many rows to provide in each bucket, so that clients drawn another time mostly need as many.
+
+    What a bucket can expect and some standard deviations more: as many of them as one bucket needs, for all.
+    So there are few combinations, each of which is a program to compile.
+    """
+    deviations = 1.0
+    while True:
+        room = [
+            min(m, math.ceil(e + deviations * math.sqrt(e + 1))) for e, m in zip(expected, most, strict=True)
+        ]
+        if all(n <= r for n, r in zip(needed, room, strict=True)):
+            return room
+        deviations += 0.5
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
@@ -359,7 +423,9 @@ def _ask(
     places = jnp.concatenate([share.place for share in shares])
     back = jnp.zeros(len(asked), jnp.int32).at[places].set(jnp.arange(len(places)), mode="drop")
     replies, answered = jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *kept)
-    return program.answers(asked, replies, answered, sums, program.traffic(broadcast, each, shape))
+    real = asked < settings.clients
+    traffic = program.traffic(broadcast, each, shape).only_to(real)
+    return program.answers(asked, replies, answered & real, sums, traffic)
 
 
 def _shares(buckets: tuple[Rows, ...], each: PyTree, clients: Chosen | None, asked: int) -> tuple[Share, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.learn import moments, tasks
+from coterie.learn import moments, soft, tasks
 from coterie.learn.tasks import Task
 
 TASKS: dict[str, Task] = {
@@ -17,5 +17,7 @@ TASKS: dict[str, Task] = {
         tasks.evaluate,
         moments.multiply_moment,
         moments.descend_moment,
+        soft.count_nearest,
+        soft.train_between,
     )
 }

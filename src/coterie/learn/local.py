@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,20 @@ PerExample = Callable[[PyTree, Array, Array], Float[Array, " examples"]]
 Rule = TypeVar("Rule", bound="DataclassInstance")
 
 
+class Pull(NamedTuple):
+    """A term strength/2 * ||w - anchor||^2 that draws the model towards another one."""
+
+    anchor: PyTree
+    strength: Float[Array, ""] | float
+
+    def __call__(self, model: PyTree) -> Float[Array, ""]:
+        away = jax.tree.map(jnp.subtract, model, self.anchor)
+        return jnp.asarray(self.strength / 2 * optax.tree.norm(away, squared=True))
+
+
 @dataclass(frozen=True)
 class Objective:
-    """What a client makes small: the mean over its examples of their loss, times `weight`.
+    """What a client makes small: the mean over its examples of their loss, times `weight`, and the pull.
 
     Attributes
     ----------
@@ -35,15 +46,19 @@ class Objective:
     outputs, curvature
         Where the loss is curvature/2 * |outputs - y|^2 with outputs that are linear in the model, so that it
         can be made smallest in one go: what the model gives for a batch. None elsewhere.
+    pull
+        Where else the model is drawn to. What a rule adds to keep near the start is a matter of its own.
     """
 
     per_example: PerExample
     weight: Any = 1.0
     outputs: Callable[[PyTree, Array], Array] | None = None
     curvature: float = 1.0
+    pull: Pull | None = None
 
     def mean(self, model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
-        return jnp.asarray(self.weight * masked_mean(self.per_example(model, x, y), mask))
+        loss = jnp.asarray(self.weight * masked_mean(self.per_example(model, x, y), mask))
+        return loss if self.pull is None else loss + self.pull(model)
 
 
 class LocalUpdate(ABC):
@@ -126,10 +141,7 @@ class Steps(LocalUpdate):
 
         def near_start(model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
             loss = objective.mean(model, x, y, mask)
-            if self.proximal:
-                away = jax.tree.map(jnp.subtract, model, start)
-                loss += self.proximal / 2 * optax.tree.norm(away, squared=True)
-            return loss
+            return loss + Pull(start, self.proximal)(model) if self.proximal else loss
 
         def step(carry: tuple[PyTree, Any], s: Int[Array, ""]) -> tuple[tuple[PyTree, Any], None]:
             model, state = carry

@@ -59,7 +59,10 @@ class Proximal(LocalUpdate):
     def _solved(
         self, objective: Objective, start: Float[Array, " d"], unravel: Any, shard: Shard
     ) -> Float[Array, " d"]:
-        """start - c (I + c J^T J)^-1 J^T (f - y) with c = lr * weight * curvature / n: Lemma 1, FedProx.
+        """w - c (I + c J^T J)^-1 J^T (f(w) - y) with c = lr * weight * curvature / n: Lemma 1, FedProx.
+
+        w is the start. Where there is a pull as well, both quadratic terms are one around a point between the
+        start and the anchor: then w is that point, and 1 / lr the sum of both strengths.
 
         By conjugate gradients, which end after as many steps as there are examples or parameters, whichever
         are fewer, and mostly long before. A factorisation by LAPACK can hang where XLA runs several devices
@@ -73,7 +76,11 @@ class Proximal(LocalUpdate):
             residuals = (outputs(unravel(model), shard.x) - shard.y).reshape(len(shard.y), -1)
             return jnp.where(shard.mask[:, None], residuals, 0).ravel()
 
-        c = self.lr * objective.weight * objective.curvature / jnp.maximum(shard.size, 1)
+        lr: Any = self.lr
+        if objective.pull is not None:
+            anchor, share = ravel_pytree(objective.pull.anchor)[0], lr * objective.pull.strength
+            start, lr = start + share / (1 + share) * (anchor - start), lr / (1 + share)
+        c = lr * objective.weight * objective.curvature / jnp.maximum(shard.size, 1)
         residual, along = jax.linearize(away, start)
         back = jax.linear_transpose(along, start)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from coterie.data.shards import Spec
 from coterie.errors import SettingError
-from coterie.learn.local import SGD
+from coterie.learn.local import SGD, Pull
 from coterie.torch import losses, modules
 from coterie.torch.examples import Examples
 from coterie.torch.modules import Weights
@@ -26,6 +26,9 @@ class Measured(NamedTuple):
 
     losses: np.ndarray  # (k,)
     accuracy: np.ndarray  # (k,), NaN where y is not a label
+    nearest: (
+        np.ndarray
+    )  # (k,), for how many examples each has the lowest loss: the first of them, never a NaN
     examples: int
 
 
@@ -58,20 +61,25 @@ class TorchLearner:
     def measure(self, models: Weights, examples: Examples, seed: int) -> Measured:
         """Loss and accuracy of each of k stacked models, on the same batches, in eval mode."""
         k = len(next(iter(models.values())))
-        total, right, size = np.zeros(k), np.zeros(k), 0
+        total, right, nearest, size = np.zeros(k), np.zeros(k), np.zeros(k, int), 0
         labels = self._loss is losses.cross_entropy
         with seeded(seed, examples.generators), torch.no_grad():
             self.module.eval()
             # models in the inner loop: to read the examples may be the slow part
             for batch in examples.every():
                 x, y = (modules.converted(self.module, part) for part in batch)
+                each = np.empty((k, len(x)))
                 for j in range(k):
                     self._put({name: tensor[j] for name, tensor in models.items()})
                     outputs = modules.apply(self.module, x)
-                    total[j] += float(losses.per_example(self._loss, outputs, y).sum())
+                    loss = losses.per_example(self._loss, outputs, y)
+                    total[j] += float(loss.sum())
                     right[j] += float(losses.correct(outputs, y).sum()) if labels else np.nan
+                    each[j] = loss.float().cpu().numpy()
+                each[np.isnan(each)] = np.inf
+                nearest += np.bincount(each.argmin(axis=0), minlength=k)
                 size += len(x)
-        return Measured(total / size, right / size, size)
+        return Measured(total / size, right / size, nearest, size)
 
     def train(
         self,
@@ -81,14 +89,21 @@ class TorchLearner:
         round_: int,
         label: float = 1.0,
         frozen: Collection[str] = (),
+        pull: Pull | None = None,
     ) -> Weights:
-        """The local update rule, in train mode; the loss counts `label` times, `frozen` weights stay."""
+        """The local update rule, in train mode; the loss counts `label` times, `frozen` weights stay.
+
+        With `pull`, weights are drawn towards others as well.
+        """
         with seeded(seed, examples.generators):
             self._put(model)
             self.module.train()
             fixed = {id(tensor) for name, tensor in modules.weights(self.module).items() if name in frozen}
             trained = [p for p in self.module.parameters() if p.requires_grad and id(p) not in fixed]
-            start = [p.detach().clone() for p in trained]
+            pulls = [([p.detach().clone() for p in trained], self.local.proximal)]
+            if pull is not None:
+                name_of = {id(tensor): name for name, tensor in modules.weights(self.module).items()}
+                pulls.append(([pull.anchor[name_of[id(p)]] for p in trained], float(pull.strength)))
             optimiser = self._optimiser(trained, float(self.local.lr) * float(self.local.decay) ** round_)
             for batch in examples.training(self.local):
                 x, y = (modules.converted(self.module, part) for part in batch)
@@ -96,7 +111,7 @@ class TorchLearner:
                 loss = losses.per_example(self._loss, modules.apply(self.module, x), y).mean()
                 torch.autograd.backward(label * loss)
                 with torch.no_grad():
-                    self._adjust(trained, start)
+                    self._adjust(trained, pulls)
                 optimiser.step()
             return {name: tensor.detach().clone() for name, tensor in modules.weights(self.module).items()}
 
@@ -121,17 +136,17 @@ class TorchLearner:
                 for name, gradient in found.items()
             }
 
-    def _adjust(self, trained: list[nn.Parameter], start: list[Tensor]) -> None:
-        """The proximal term, then the clipping: what `LocalUpdate` does before the optimiser."""
-        pairs = [(p, p.grad, s) for p, s in zip(trained, start, strict=True) if p.grad is not None]
-        if self.local.proximal:
-            for p, gradient, s in pairs:
-                gradient += self.local.proximal * (p - s)
+    def _adjust(self, trained: list[nn.Parameter], pulls: list[tuple[list[Tensor], float]]) -> None:
+        """The terms that draw to the start and elsewhere, then the clipping: as before JAX's optimiser."""
+        for anchor, strength in pulls:
+            for p, a in zip(trained, anchor, strict=True):
+                if strength and p.grad is not None:
+                    p.grad += strength * (p - a)
+        gradients = [p.grad for p in trained if p.grad is not None]
         if self.local.clip is not None:
-            norms = [torch.linalg.vector_norm(gradient) for _, gradient, _ in pairs]
-            norm = torch.linalg.vector_norm(torch.stack(norms))
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
             if norm > self.local.clip:
-                for _, gradient, _ in pairs:
+                for gradient in gradients:
                     gradient *= self.local.clip / norm
 
     def _sgd(self, trained: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:

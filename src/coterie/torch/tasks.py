@@ -1,4 +1,4 @@
-"""The tasks of `coterie.learn.tasks`, as a PyTorch client carries them out.
+"""The tasks of `coterie.learn.tasks` and `coterie.learn.soft`, as a PyTorch client carries them out.
 
 Each gives the tree of what travels, as `wire.reply_tree` does for a JAX client: a `report`, and a `value`, a
 `cluster` and a `weight` where the task has them.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.errors import LearnerError
+from coterie.learn.local import Pull
 from coterie.torch import modules
 from coterie.torch.examples import Examples
 from coterie.torch.learner import TorchLearner
@@ -116,6 +117,28 @@ def train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, 
     return {"report": {"loss": np.array(losses, np.float32)}, "value": modules.arrays(model)}
 
 
+def count_nearest(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+    measured = learner.measure(models, examples, seed)
+    report = {"counts": measured.nearest.astype(np.int32), "losses": measured.losses.astype(np.float32)}
+    return {"report": report}
+
+
+def train_between(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+    model = modules.fitting(learner.module, each["model"])
+    pulls, strength = each["pulls"], float(each["pulls"].sum())
+    share = pulls / (strength if strength > 0 else 1.0)
+    anchor = {
+        name: sum(float(part) * tensor[s] for s, part in enumerate(share)) for name, tensor in models.items()
+    }
+    alone = {name: tensor[None] for name, tensor in model.items()}
+    loss = learner.measure(alone, examples, seed).losses[0]
+    pull = Pull(anchor, strength)
+    trained = learner.train(model, examples, seed, int(broadcast["round"]), pull=pull)
+    return {"report": {"loss": np.float32(loss)}, "value": modules.arrays(trained)}
+
+
 def size(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
     return {"report": {"examples": np.int32(sum(len(x) for x, _ in examples.every()))}}
 
@@ -143,5 +166,15 @@ def lowest(losses: np.ndarray) -> int:
     return int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))
 
 
-_TASKS = (choose_and_train, choose_and_gradient, weigh_and_train, train, losses, size, evaluate)
+_TASKS = (
+    choose_and_train,
+    choose_and_gradient,
+    weigh_and_train,
+    train,
+    losses,
+    size,
+    evaluate,
+    count_nearest,
+    train_between,
+)
 TASKS: dict[str, Task] = {task.__name__: task for task in _TASKS}

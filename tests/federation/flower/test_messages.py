@@ -426,6 +426,8 @@ def test_what_is_shared_is_sent_once_and_comes_back_unless_it_is_frozen(preset):
         (ct.IFCA(k=3, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=1)), 2 * 3 - 1),
         (ct.IFCA(k=2, rounds=2, n_init=2, init=ct.OneShot(rounds=1)), 1),
         (ct.OneShotKMeans(k=2, rounds=2, alone=1), 1),
+        (ct.SRFCA(rounds=1, refines=2, threshold="100%"), 4),  # alone, all pairs, and one for each REFINE
+        (ct.SRFCA(rounds=1, refines=2, threshold="100%", distance="l2"), 1),
         (ct.IFCA(k=2, rounds=2, n_init=2, resample=True), 1),
         (ct.FedX(k=2, rounds=2, n_init=2, init=ct.MomentDescent()), 26),
     ],

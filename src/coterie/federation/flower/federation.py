@@ -30,7 +30,7 @@ from coterie.learn.tasks import Task
 class Chosen(eqx.Module):
     """Clients to ask, by position."""
 
-    clients: Int[Array, "*rounds asked"]
+    clients: Int[Array, "*rounds asked"]  # the number of clients where nobody is asked
 
 
 class FlowerFederation:
@@ -111,8 +111,12 @@ class FlowerFederation:
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
         positions = np.asarray(positions)
-        if positions.size == 0 or not 0 <= positions.min() <= positions.max() < self.clients:
-            raise SettingError(f"clients to ask must be positions between 0 and {self.clients - 1}.")
+        real = (positions >= 0) & (positions < self.clients)
+        if positions.size == 0 or not real.any(axis=-1).all() or (positions[~real] != self.clients).any():
+            raise SettingError(
+                f"clients to ask must be positions between 0 and {self.clients - 1}, at least one in every "
+                f"round; {self.clients} stands for nobody."
+            )
         return Chosen(jnp.asarray(positions, jnp.int32))
 
     def ask(
@@ -131,12 +135,13 @@ class FlowerFederation:
         if self._learner is None:
             raise SettingError("these clients have no learner yet: use federation.with_learner(learner).")
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
+        asked = {i: int(position) for i, position in enumerate(positions) if position < self.clients}
         program = Program(task, reduce, replicas, 0.0, len(positions))
         replies = Replies(program, self._learner, self.spec, broadcast, each, self._terms.max_norm)
-        needed = self._terms.needed(len(positions)) if least is None else least
+        needed = self._terms.needed(len(asked)) if least is None else least
         failures: dict[int, str] = {}
-        nodes = self._reachable(positions, needed, failures)
-        names = [self._roster.ids[position] for position in positions]
+        nodes = self._reachable(asked, needed, failures)
+        names = [self._roster.ids[asked[i]] if i in asked else "" for i in range(len(positions))]
         contents = replies.asks(nodes, names, self._split, jax.random.key(0) if key is None else key)
         index_of = {node: i for i, node in nodes.items()}
         for node, records in self._post.exchange(contents, wire.ASK, self._terms.deadline):
@@ -144,45 +149,43 @@ class FlowerFederation:
             try:
                 partly = replies.add(index, records)
             except wire.Unreadable as error:
-                failures[int(positions[index])] = str(error)
+                failures[asked[index]] = str(error)
                 if isinstance(error, wire.Mistaken):
                     self._roster.forget(node)
             else:
                 if partly:
-                    failures[int(positions[index])] = partly
+                    failures[asked[index]] = partly
         if replies.count < needed:
-            raise self._too_few(replies.count, needed, positions, failures)
+            raise self._too_few(replies.count, needed, len(asked), failures)
         return replies.answers(positions, tuple(failures.items()), nodes)
 
-    def _reachable(self, positions: np.ndarray, needed: int, failures: dict[int, str]) -> dict[int, int]:
+    def _reachable(self, asked: dict[int, int], needed: int, failures: dict[int, str]) -> dict[int, int]:
         """The nodes of the clients asked that can be asked now, by index, once there are enough of them."""
         began = time.monotonic()
         while True:
             self._roster.look()
             busy = self._post.busy()
-            nodes = {i: self._roster.node(int(position)) for i, position in enumerate(positions)}
+            nodes = {i: self._roster.node(position) for i, position in asked.items()}
             away = {
                 i: "not connected" if node is None else "still at an earlier ask"
                 for i, node in nodes.items()
                 if node is None or node in busy
             }
-            failures |= {int(positions[i]): reason for i, reason in away.items()}
-            if len(positions) - len(away) >= needed:
+            failures |= {asked[i]: reason for i, reason in away.items()}
+            if len(asked) - len(away) >= needed:
                 return {i: node for i, node in nodes.items() if node is not None and i not in away}
             if time.monotonic() - began > self._terms.wait:
-                raise self._too_few(len(positions) - len(away), needed, positions, failures)
+                raise self._too_few(len(asked) - len(away), needed, len(asked), failures)
             failures.clear()
             time.sleep(self._post.every)
 
-    def _too_few(
-        self, count: int, needed: int, positions: np.ndarray, failures: dict[int, str]
-    ) -> FederationError:
+    def _too_few(self, count: int, needed: int, asked: int, failures: dict[int, str]) -> FederationError:
         names = self._roster.ids
         shown = [f"{names[position]}: {reason}" for position, reason in sorted(failures.items())[:5]]
         more = f", and {len(failures) - 5} more" if len(failures) > 5 else ""
         diverged = any(reason.startswith(NOT_FINITE) for reason in failures.values())
         return FederationError(
-            f"{count} of {len(positions)} clients answered and {needed} are needed "
+            f"{count} of {asked} clients answered and {needed} are needed "
             f"({'; '.join(shown)}{more}){self._roster.complaints()}: "
             + ("if training has diverged, lower the learning rate; else " if diverged else "")
             + "bring them back and resume the run, or lower min_replies."

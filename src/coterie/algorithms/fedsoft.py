@@ -1,0 +1,346 @@
+"""FedSoft: soft clustered federated learning with proximal local updating, of Ruan and Joe-Wong.
+
+"FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022. Its Algorithm 1 has two
+halves. `between` is the first, every few rounds: clients tell how important each cluster is to them. `round`
+is the second: the clients that were selected for some cluster (`selected`) train, and the centres are their
+means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
+
+from coterie import keys
+from coterie.algorithms.alternating import one_of
+from coterie.algorithms.restarts import lowest_loss
+from coterie.algorithms.rounds import Note, Outcome, RoundAlgorithm, State, Step, counted
+from coterie.clustering.history import History, Record
+from coterie.clustering.result import Clustering
+from coterie.errors import FederationError, SettingError
+from coterie.federation.protocol import Federation
+from coterie.initialise import Given, Random
+from coterie.learn import soft
+from coterie.learn.learner import Learner
+from coterie.models import stacked
+
+MOST = 2**31 - 1  # examples that a client can have: their number is kept in 32 bits
+LISTED = 10_000  # so many importance weights are told in the history; more would be a data set of their own
+
+
+class Soft(State):
+    """What FedSoft knows beside the centres, which are `models`: the clients' examples, and their models."""
+
+    # n_is, how many examples are nearest to each centre; all 0 while that is not known
+    counts: Int[Array, "clients k"] = eqx.field(kw_only=True)
+    losses: Float[Array, "clients k"] = eqx.field(kw_only=True)  # at the last count; NaN if not told
+    own: PyTree = eqx.field(kw_only=True)  # (clients, ...): w_i
+
+
+class Selection(Step):
+    """A round, and for which clusters each of the clients asked was selected."""
+
+    member: Bool[Array, "asked k"] = eqx.field(kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedSoft(RoundAlgorithm):
+    """FedSoft: clients whose examples are a mixture of several sources belong to several clusters.
+
+    Every client trains one model of its own, which the centres of all clusters draw to themselves, each as
+    much as it is important to the client: h_i(w) = f_i(w) + lambda/2 * sum_s u_is ||w - c_s||^2. A centre is
+    the mean of the models of a few clients, selected by how important the cluster is to them.
+
+    Parameters
+    ----------
+    k
+        Number of clusters.
+    rounds
+        How many.
+    select
+        K, how many clients are selected in each round for each cluster, without replacement and with
+        probabilities v_si, proportional to u_is n_i; a client that is selected for several trains once. None:
+        all clients train in every round, and a centre is the mean of their models weighted by v_si.
+    interval
+        tau: every so many rounds, beginning with the first, all clients are sent all centres to find u_is.
+    smoother
+        sigma: no u_is, the share of a client's examples that centre s fits best, is below this.
+    pull
+        lambda, how strongly centres draw the clients' models to themselves.
+    init
+        How the k centres start: an initialiser such as `Random()`, or k models given as a stacked pytree or
+        as a (k, d) matrix. The clients' own models all start from one further, fresh model.
+    preset
+        `"authors"`: the smoother replaces only shares of zero, as in the released code, so that a share
+        may be below it.
+
+    The local update of the learner makes h_i small: it starts from the client's own model of the time before,
+    which the server keeps for it. A client's cluster is the one most important to it, the first in a tie.
+    """
+
+    k: int
+    select: int | None = dataclasses.field(default=None, kw_only=True)
+    interval: int = dataclasses.field(default=2, kw_only=True)
+    smoother: float = dataclasses.field(default=0.05, kw_only=True)
+    pull: float = dataclasses.field(default=0.1, kw_only=True)
+    init: Any = dataclasses.field(
+        default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
+    )
+    preset: Literal["authors"] | None = dataclasses.field(default=None, kw_only=True)
+    # who takes part is what `select` says
+    participation: float | int = dataclasses.field(init=False, default=1.0, repr=False, compare=False)
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        if self.k < 1:
+            raise SettingError(f"k must be at least 1, not {self.k}.")
+        if self.k > clients:
+            raise SettingError(f"k={self.k} clusters need at least as many clients; there are {clients}.")
+        if self.select is not None and (isinstance(self.select, bool) or self.select < 1):
+            raise SettingError(
+                f"select must be a number of clients from 1 up, or None for all, not {self.select}."
+            )
+        if self.select is not None and self.select > clients:
+            raise SettingError(f"select={self.select} is more than the {clients} clients there are.")
+        if self.interval < 1:
+            raise SettingError(f"interval must be a number of rounds from 1 up, not {self.interval}.")
+        if not 0 <= self.smoother < 1:
+            raise SettingError(f"smoother must be at least 0 and below 1, not {self.smoother}.")
+        if not 0 <= self.pull < float("inf"):
+            raise SettingError(f"pull must be 0 or a positive number, not {self.pull}.")
+        one_of("preset", self.preset, None, "authors")
+
+    # -- the state ---------------------------------------------------------------------------------------
+
+    def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> Soft:
+        initialise = self.init if callable(self.init) else Given(self.init)
+        models = initialise(federation, learner, keys.grid(key, 1, self.k))
+        return self._begun_with(models, self._fresh(federation, learner, key), federation.clients)
+
+    def _fresh(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> PyTree:
+        """The model that all clients start from: not that of any cluster."""
+        return stacked.take(Random()(federation, learner, keys.grid(key, 1, self.k + 1)[:, self.k :]), (0, 0))
+
+    def _begun_with(self, models: PyTree, one: PyTree, clients: int) -> Soft:
+        return Soft(
+            models,
+            jnp.full((1, clients), -1, jnp.int32),
+            counts=jnp.zeros((clients, self.k), jnp.int32),
+            losses=jnp.full((clients, self.k), jnp.nan),
+            own=jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)), one),
+        )
+
+    def template(self, federation: Federation, learner: Learner, models: int | None = None) -> Soft:
+        one = learner.shapes(federation.spec)
+        centres = stacked.repeated(stacked.repeated(one, self.k), 1)
+        shapes: Soft = jax.eval_shape(lambda m, o: self._begun_with(m, o, federation.clients), centres, one)
+        return shapes
+
+    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
+        assert isinstance(state, Soft)
+        there = state.assignment.shape[1]
+        if there == federation.clients:
+            return state
+        one = self._fresh(federation, learner, key)
+        fresh = self._begun_with(state.models, one, federation.clients)
+
+        def joined(new: Array, old: Array) -> Array:
+            return new.at[:there].set(old)
+
+        return Soft(
+            state.models,
+            fresh.assignment.at[:, :there].set(state.assignment),
+            counts=joined(fresh.counts, state.counts),
+            losses=joined(fresh.losses, state.losses),
+            own=jax.tree.map(joined, fresh.own, state.own),
+        )
+
+    # -- every `interval` rounds: importance ---------------------------------------------------------------
+
+    def pauses(self) -> Sequence[int]:
+        return sorted({*range(0, self.rounds, self.interval), self.rounds})
+
+    def between(
+        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
+    ) -> tuple[State, Note]:
+        assert isinstance(state, Soft)
+        # the server sends all centres to all clients; each counts, for each of its examples, the centre with
+        # the lowest loss on it
+        answers = federation.ask(
+            soft.count_nearest,
+            {"models": stacked.take(state.models, 0)},
+            key=jax.random.fold_in(keys.purpose(seed, "importance"), done),
+        )
+        heard = np.asarray(answers.answered)
+        # a client that was silent keeps what it told before; whatever a client says is a number of examples
+        said = np.clip(answers.report["counts"], 0, MOST // self.k)
+        counts = np.where(heard[:, None], said, np.asarray(state.counts))
+        known = counts.sum(axis=1) > 0
+        if not known.any():
+            raise FederationError(
+                "no client has told which centres fit its examples: nobody can be selected."
+            )
+        told = lowest_loss(np.array(answers.report["losses"])[:, None], heard[:, None])
+        importance = np.asarray(self.importance(jnp.asarray(counts)))
+        assignment = np.where(known, importance.argmax(axis=1), -1).astype(np.int32)
+        after = dataclasses.replace(
+            state,
+            assignment=jnp.asarray(assignment)[None],
+            counts=jnp.asarray(counts, jnp.int32),
+            losses=jnp.asarray(told.losses, jnp.float32),
+        )
+        details: dict[str, Any] = {"sure": _sure(counts[known])}
+        if done == self.length and importance.size <= LISTED:
+            details["importance"] = importance.astype(float).round(6).tolist()
+        return after, Note("importance", self._text(details["sure"], assignment, heard), details)
+
+    def _text(self, sure: float, assignment: np.ndarray, heard: np.ndarray) -> str:
+        sizes = np.bincount(assignment[assignment >= 0], minlength=self.k)
+        text = (
+            f"of a client's examples {sure:.0%} are nearest to one centre, on average; "
+            f"clusters of {', '.join(map(str, sizes))} clients."
+        )
+        if not heard.all():
+            text += f" {counted(int((~heard).sum()), 'client')} did not answer."
+        return text
+
+    def importance(self, counts: Int[Array, "clients k"]) -> Float[Array, "clients k"]:
+        """u_is = max(n_is / n_i, sigma); 0 for clients that have told nothing."""
+        examples = counts.sum(axis=1, keepdims=True)
+        share = counts / jnp.maximum(examples, 1)
+        if self.preset == "authors":
+            smoothed = jnp.where(counts > 0, share, self.smoother)
+        else:
+            smoothed = jnp.maximum(share, self.smoother)
+        return jnp.where(examples > 0, smoothed, 0)
+
+    def weights(self, counts: Int[Array, "clients k"]) -> Float[Array, "clients k"]:
+        """u_is n_i, to which v_si is proportional: each cluster's divided by their sum over clients."""
+        return self.importance(counts) * counts.sum(axis=1, keepdims=True)
+
+    # -- every round -----------------------------------------------------------------------------------------
+
+    def eligible(self, state: State) -> Bool[np.ndarray, " clients"]:
+        assert isinstance(state, Soft)
+        known: np.ndarray = np.asarray(state.counts).sum(axis=1) > 0
+        return known
+
+    def selected(
+        self, federation: Federation, state: State, seed: int, first: int, last: int
+    ) -> Bool[np.ndarray, "rounds clients k"]:
+        """Sel_s of each of these rounds: `select` clients, drawn one after another with probabilities v_s.
+
+        Client i rings after an exponential time of rate v_si, and the first to ring are selected. The time is
+        drawn for the seed, the round, the cluster and the client's id, so it depends on nothing else.
+        """
+        assert isinstance(state, Soft) and self.select is not None
+        known = self.eligible(state)
+        here = known & np.isin(np.arange(len(known)), federation.present())
+        # those that are away are waited for only if there is nobody else
+        rates = np.asarray(self.weights(state.counts)) * (here if here.any() else known)[:, None]
+        tokens = jnp.asarray(keys.words(keys.tokens(federation.ids)))
+        words = np.asarray(_words(keys.purpose(seed, "selection"), jnp.arange(first, last), tokens, self.k))
+        uniform = (words[..., 0] * 2.0**-32 + words[..., 1] * 2.0**-64) + 2.0**-65
+        ring = np.full(uniform.shape, np.inf)
+        np.divide(-np.log(uniform), rates, out=ring, where=rates > 0)
+        first_to_ring = np.argsort(ring, axis=1, kind="stable")[:, : self.select]
+        chosen = np.zeros(ring.shape, bool)
+        # fewer than `select` clients may have anything to do with a cluster
+        np.put_along_axis(chosen, first_to_ring, np.isfinite(np.take_along_axis(ring, first_to_ring, 1)), 1)
+        return chosen
+
+    def drawn(
+        self, federation: Federation, state: State, seed: int, first: int, last: int
+    ) -> Int[np.ndarray, "rounds asked"] | None:
+        if self.select is None:
+            known = np.flatnonzero(self.eligible(state))
+            return None if len(known) == federation.clients else np.tile(known, (last - first, 1))
+        union = self.selected(federation, state, seed, first, last).any(axis=2)
+        # in ascending order, then blank: as many places in every round as there can be clients
+        places = np.sort(np.where(union, np.arange(federation.clients), federation.clients), axis=1)
+        return places[:, : self.k * self.select]
+
+    def _steps(self, federation: Federation, state: State, seed: int, first: int, last: int) -> Step:
+        step = super()._steps(federation, state, seed, first, last)
+        if self.select is None:
+            return step
+        chosen = self.selected(federation, state, seed, first, last)
+        nobody = np.zeros((last - first, 1, self.k), bool)  # at the position that stands for it
+        places = np.asarray(step.clients.clients)[:, :, None]
+        member = np.take_along_axis(np.concatenate([chosen, nobody], axis=1), places, axis=1)
+        return Selection(step.round, step.key, step.clients, member=jnp.asarray(member))
+
+    def round(
+        self, federation: Federation, learner: Learner, state: State, step: Step
+    ) -> tuple[State, Outcome]:
+        assert isinstance(state, Soft)
+        asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
+        centres, own = stacked.take(state.models, 0), stacked.take(state.own, asked)
+        # selected clients download c_s and make h_i small, each from where it was
+        answers = federation.ask(
+            soft.train_between,
+            {"models": centres, "round": step.round},
+            each={"model": own, "pulls": self.pull * self.importance(state.counts)[asked]},
+            clients=step.clients,
+            key=step.key,
+        )
+        kept = stacked.where(answers.answered, answers.value, own)
+        # c_s <- 1/K sum over Sel_s of w_i, or sum of v_si w_i; of those that answered, if any did
+        member = step.member if isinstance(step, Selection) else self.weights(state.counts)[asked]
+        weights = jnp.where(answers.answered[:, None], member, 0.0)
+        whole = weights.sum(axis=0)
+        means = stacked.weighted(kept, weights / jnp.where(whole > 0, whole, 1))
+        models = stacked.where(whole > 0, means, centres)
+        after = dataclasses.replace(
+            state,
+            models=jax.tree.map(lambda a: a[None], models),
+            own=jax.tree.map(lambda every, new: every.at[asked].set(new), state.own, kept),
+        )
+        loss = answers.report["loss"][:, None]
+        return after, Outcome.of(answers, loss, state.assignment, self.k)
+
+    def finish(
+        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
+    ) -> Clustering:
+        assert isinstance(state, Soft)
+        return Clustering(
+            ids=federation.ids,
+            assignment=np.asarray(state.assignment[0]),
+            models=stacked.take(state.models, 0),
+            learner=learner,
+            spec=federation.spec,
+            history=History(records, federation.clients),
+            losses=np.asarray(state.losses),
+            algorithm=self.settings(),
+            seed=seed,
+            provenance=federation.describe(),
+        )
+
+
+def _sure(counts: Int[np.ndarray, "clients k"]) -> float:
+    """The share of a client's examples that are nearest to the same centre, on average over clients."""
+    return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+
+@partial(jax.jit, static_argnums=3)
+def _words(
+    key: Key[Array, ""], rounds: Int[Array, " rounds"], tokens: UInt32[Array, "clients 2"], k: int
+) -> UInt32[Array, "rounds clients k 2"]:
+    """64 random bits for each round, client and cluster."""
+
+    def drawn(t: Array, token: Array, s: Array) -> Array:
+        own = keys.of_client(jax.random.fold_in(jax.random.fold_in(key, t), s), token)
+        return jax.random.bits(own, (2,))
+
+    over_clusters = jax.vmap(drawn, (None, None, 0))
+    over_clients = jax.vmap(over_clusters, (None, 0, None))
+    words: Array = jax.vmap(over_clients, (0, None, None))(rounds, tokens, jnp.arange(k))
+    return words

@@ -1,0 +1,704 @@
+"""FedSoft against a NumPy version that follows Algorithm 1 line by line, and what must hold of any run."""
+
+import dataclasses
+import json
+from itertools import permutations
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_process import Between, InProcessGrid, app_of, apps_of
+
+import coterie as ct
+from coterie import keys
+from coterie.algorithms import rounds as driver
+from coterie.algorithms.fedsoft import FedSoft, Soft
+from coterie.algorithms.rounds import Unobserved
+from coterie.data.federated import Federated
+from coterie.errors import FederationError, LearnerError, SettingError
+from coterie.federation.flower import FlowerFederation
+from coterie.models import stacked
+
+DIM, K, LR, STEPS, DECAY = 3, 3, 0.05, 3, 0.9
+SIZES = [5, 8, 12, 7, 16, 6, 9, 8, 14]  # in two buckets
+NAMES = list("abcdefghi")
+SGD = ct.SGD(lr=LR, steps=STEPS, decay=DECAY)
+ETA = 0.4
+
+
+def learner(local=SGD):
+    return ct.Learner(ct.models.Linear(), "squared", local)
+
+
+def population(seed=0, sizes=SIZES, names=NAMES):
+    """Clients whose examples each follow one of k models, drawn with proportions of the client's own."""
+    rng = np.random.default_rng(seed)
+    truth = 2 * rng.standard_normal((K, DIM))
+    xs, ys = [], []
+    for n in sizes:
+        x, source = rng.standard_normal((n, DIM)), rng.choice(K, n, p=rng.dirichlet(np.ones(K)))
+        xs.append(x)
+        ys.append(np.sum(x * truth[source], axis=1) + 0.1 * rng.standard_normal(n))
+    return ct.Shards.from_lists(xs, ys, names)
+
+
+SHARDS = population()
+SMALL = [0, 1, 3, 5, 7]  # of one bucket, of which the largest has 8 examples
+FEW = SHARDS[SMALL]
+
+
+def start(seed=0):
+    return np.random.default_rng(seed + 100).standard_normal((K, DIM)).astype(np.float32)
+
+
+def matrix(models):
+    return np.asarray(stacked.to_matrix(models), float)
+
+
+class Kept(Unobserved):
+    """Keeps every state: `at[t]` is the one after t rounds, and what follows them."""
+
+    def __init__(self):
+        self.at = {}
+
+    def after(self, state, federation, records, done):
+        self.at[done] = jax.device_get(state)
+
+    def centres(self, t):
+        return matrix(stacked.take(self.at[t].models, 0))
+
+    def own(self, t):
+        return matrix(self.at[t].own)
+
+
+class First(Kept):
+    """Keeps the state before anything happened."""
+
+    def after(self, state, federation, records, done):
+        self.at.setdefault(done, jax.device_get(state))
+
+
+def fit(algorithm, clients, local=SGD, seed=0, **options):
+    kept = Kept()
+    return algorithm.fit(clients, learner(local), seed=seed, observer=kept, **options), kept
+
+
+# -- slow and obvious ----------------------------------------------------------------------------------------
+
+
+def importance_of(x, y, centres, sigma, authors=False):
+    """n_is, and u_is."""
+    counts = np.zeros(len(centres))
+    for i in range(len(y)):
+        losses = [(y[i] - x[i] @ centre) ** 2 for centre in centres]
+        counts[losses.index(min(losses))] += 1
+    u = np.zeros(len(centres))
+    for s in range(len(centres)):
+        if authors:
+            u[s] = counts[s] / len(y) if counts[s] > 0 else sigma
+        else:
+            u[s] = max(counts[s] / len(y), sigma)
+    return counts, u
+
+
+def aggregation_of(u, sizes):
+    """v_si."""
+    v = np.zeros((u.shape[1], len(sizes)))
+    for s in range(u.shape[1]):
+        whole = sum(u[i, s] * sizes[i] for i in range(len(sizes)))
+        for i in range(len(sizes)):
+            v[s, i] = u[i, s] * sizes[i] / whole
+    return v
+
+
+def ring_of(seed, t, s, name):
+    """When a client rings for a cluster, at rate 1: from the seed, the round, the cluster and its id."""
+    key = jax.random.fold_in(jax.random.fold_in(keys.purpose(seed, "selection"), t), s)
+    token = keys.words(keys.tokens([name]))[0]
+    high, low = map(int, jax.random.bits(keys.of_client(key, jnp.asarray(token)), (2,)))
+    return -np.log((high * 2**32 + low + 0.5) / 2**64)
+
+
+def selection_of(v, count, seed, t, names):
+    """Sel_s."""
+    return [
+        sorted(range(len(names)), key=lambda i: ring_of(seed, t, s, names[i]) / v[s, i])[:count]
+        for s in range(len(v))
+    ]
+
+
+def descend(w, x, y, centres, pulls, t):
+    for _ in range(STEPS):
+        slope = -2 * x.T @ (y - x @ w) / len(y)
+        for s in range(len(centres)):
+            slope = slope + pulls[s] * (w - centres[s])
+        w = w - LR * DECAY**t * slope
+    return w
+
+
+def solve(w, x, y, centres, pulls, t):
+    left = 2 * x.T @ x / len(y) + (sum(pulls) + 1 / ETA) * np.eye(len(w))
+    right = 2 * x.T @ y / len(y) + w / ETA
+    for s in range(len(centres)):
+        right = right + pulls[s] * centres[s]
+    return np.linalg.solve(left, right)
+
+
+def fedsoft(algorithm, clients, names, centres, own, seed, local_update):
+    """Algorithm 1; the centres, own models and counts after every round."""
+    centres, own, sizes = centres.copy(), own.copy(), [len(y) for _, y in clients]
+    past = []
+    for t in range(algorithm.rounds):
+        if t % algorithm.interval == 0:
+            both = [
+                importance_of(x, y, centres, algorithm.smoother, algorithm.preset == "authors")
+                for x, y in clients
+            ]
+            counts, u = (np.array(part) for part in zip(*both, strict=True))
+        v = aggregation_of(u, sizes)
+        if algorithm.select is None:
+            selection = [range(len(clients))] * len(centres)
+        else:
+            selection = selection_of(v, algorithm.select, seed, t, names)
+        for i in sorted({i for chosen in selection for i in chosen}):
+            own[i] = local_update(own[i], *clients[i], centres, algorithm.pull * u[i], t)
+        for s in range(len(centres)):
+            if algorithm.select is None:
+                centres[s] = sum(v[s, i] * own[i] for i in selection[s])
+            else:
+                centres[s] = sum(own[i] for i in selection[s]) / algorithm.select
+        past.append((centres.copy(), own.copy(), counts.copy()))
+    return past
+
+
+def clients_of(shards):
+    return [(np.asarray(x, float), np.asarray(y, float)) for x, y in shards]
+
+
+# -- line by line --------------------------------------------------------------------------------------------
+
+
+ALL = FedSoft(k=K, rounds=5, interval=2, smoother=0.1, pull=0.7)
+SOME = dataclasses.replace(ALL, select=2)
+PAIRS = dataclasses.replace(SOME, k=2)
+AUTHORS = FedSoft(k=K, rounds=3, select=3, interval=3, smoother=0.3, pull=0.7, preset="authors")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "algorithm, clients, local, update",
+    [
+        (ALL, SMALL, SGD, descend),
+        (SOME, range(len(SIZES)), SGD, descend),
+        (AUTHORS, SMALL, ct.Proximal(lr=ETA), solve),
+    ],
+    ids=["all", "some", "authors, proximal"],
+)
+def test_agrees_with_the_paper_line_by_line(algorithm, clients, local, update, seed):
+    shards, first = population(seed)[np.array(clients)], First()
+    algorithm = dataclasses.replace(algorithm, init=start(seed))
+    found, kept = fit(algorithm, shards, local, seed)
+    algorithm.fit(shards, learner(local), seed=seed, observer=first)
+    assert (first.own(0) == first.own(0)[0]).all()  # all clients start from one model
+    begin = start(seed).astype(float)
+    past = fedsoft(algorithm, clients_of(shards), shards.ids, begin, first.own(0), seed, update)
+    for t, (centres, own, counts) in enumerate(past, 1):
+        np.testing.assert_allclose(kept.centres(t), centres, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(kept.own(t), own, rtol=1e-3, atol=1e-4)
+        if t % algorithm.interval and t < algorithm.rounds:  # otherwise they were counted once more since
+            np.testing.assert_array_equal(kept.at[t].counts, counts)
+    last = [
+        importance_of(x, y, past[-1][0], algorithm.smoother, algorithm.preset == "authors")[1]
+        for x, y in clients_of(shards)
+    ]
+    np.testing.assert_array_equal(found.assignment, np.argmax(last, axis=1))
+    np.testing.assert_allclose(found.history.events[-1].details["importance"], last, atol=1e-5)
+    np.testing.assert_allclose(matrix(found.models), past[-1][0], rtol=1e-3, atol=1e-4)
+    losses = [[np.mean((y - x @ c) ** 2) for c in past[-1][0]] for x, y in clients_of(shards)]
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-3, atol=1e-4)
+
+
+def test_the_clients_first_model_is_fresh_and_not_that_of_a_cluster():
+    kept, again = First(), First()
+    for seed, watch in ((0, kept), (1, again)):
+        ALL.fit(FEW, learner(), seed=seed, observer=watch)
+    assert np.abs(kept.own(0)[0] - kept.centres(0)).max(axis=1).min() > 0.01
+    assert np.abs(kept.own(0)[0] - again.own(0)[0]).max() > 0.01
+
+
+# -- importance ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "preset, importance",
+    [
+        (None, [[0.85, 0.2, 0.2], [1.0, 0.2, 0.2], [0.2, 0.5, 0.5], [0, 0, 0]]),
+        ("authors", [[0.85, 0.15, 0.2], [1.0, 0.2, 0.2], [0.2, 0.5, 0.5], [0, 0, 0]]),
+    ],
+)
+def test_small_shares_are_smoothed(preset, importance):
+    counts = jnp.array([[17, 3, 0], [4, 0, 0], [0, 5, 5], [0, 0, 0]])
+    algorithm = FedSoft(k=3, smoother=0.2, preset=preset)
+    np.testing.assert_allclose(algorithm.importance(counts), importance, rtol=1e-6)
+    expected = np.array(importance) * np.array([20, 4, 10, 0])[:, None]
+    np.testing.assert_allclose(algorithm.weights(counts), expected, rtol=1e-6)
+    v = aggregation_of(np.array(importance), [20, 4, 10, 0])
+    np.testing.assert_allclose(expected / expected.sum(axis=0), v.T)
+
+
+def test_without_a_smoother_shares_are_what_was_counted():
+    counts = jnp.array([[17, 3, 0], [4, 0, 0]])
+    np.testing.assert_allclose(FedSoft(k=3, smoother=0).importance(counts), [[0.85, 0.15, 0], [1, 0, 0]])
+
+
+def test_equal_centres_give_the_first_cluster():
+    found, kept = fit(dataclasses.replace(ALL, init=np.repeat(start()[:1], K, axis=0)), FEW)
+    assert kept.at[1].counts.tolist() == [[SIZES[i], 0, 0] for i in SMALL]
+    assert (found.history.assignments()[0] == 0).all()
+
+
+# -- who is selected -----------------------------------------------------------------------------------------
+
+
+def asked_of(counts, names=NAMES, present=None):
+    """Clients of which no more is known than how many examples are nearest to which centre."""
+    here = np.arange(len(names)) if present is None else np.array(present)
+    federation = SimpleNamespace(clients=len(names), ids=np.array(names), present=lambda: here)
+    empty = jnp.zeros((1, 0))
+    state = Soft(empty, empty, counts=jnp.asarray(counts), losses=empty, own=empty)
+    return federation, state
+
+
+COUNTS = np.random.default_rng(0).integers(0, 20, (len(NAMES), K))
+
+
+def sequential(v, count):
+    """How likely each is among the first `count`, drawn one after another: by every order there is."""
+    inside = np.zeros(len(v))
+    for order in permutations(range(len(v)), count):
+        left, chance = 1.0, 1.0
+        for i in order:
+            chance *= v[i] / left
+            left -= v[i]
+        inside[list(order)] += chance
+    return inside
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_clients_are_selected_as_often_as_they_matter_to_a_cluster(count):
+    algorithm, draws = FedSoft(k=K, select=count, smoother=0.05), 4000
+    chosen = algorithm.selected(*asked_of(COUNTS), 7, 0, draws)
+    assert chosen.shape == (draws, len(NAMES), K) and (chosen.sum(axis=1) == count).all()
+    v = aggregation_of(np.asarray(algorithm.importance(COUNTS)), COUNTS.sum(axis=1))
+    for s in range(K):
+        p = sequential(v[s], count)
+        assert np.abs(chosen[:, :, s].mean(axis=0) - p).max() < 4.5 * np.sqrt(0.25 / draws)
+        assert p.max() > 2 * p.min()  # it would have been noticed
+
+
+def test_a_selection_depends_on_ids_and_not_on_their_order():
+    algorithm, order = FedSoft(k=K, select=3), np.random.default_rng(1).permutation(len(NAMES))
+    plain = algorithm.selected(*asked_of(COUNTS), 7, 3, 9)
+    shuffled = algorithm.selected(*asked_of(COUNTS[order], np.array(NAMES)[order]), 7, 3, 9)
+    np.testing.assert_array_equal(plain[:, order], shuffled)
+    np.testing.assert_array_equal(plain[2:4], algorithm.selected(*asked_of(COUNTS), 7, 5, 7))
+    assert (plain != algorithm.selected(*asked_of(COUNTS), 8, 3, 9)).any()
+    assert (plain[0] != plain[1]).any() and (plain[:, :, 0] != plain[:, :, 1]).any()
+
+
+def test_a_selection_is_that_of_the_definition():
+    v = aggregation_of(np.asarray(FedSoft(k=K).importance(COUNTS)), COUNTS.sum(axis=1))
+    chosen = FedSoft(k=K, select=4).selected(*asked_of(COUNTS), 2, 5, 6)[0]
+    wanted = selection_of(v, 4, 2, 5, NAMES)
+    assert [np.flatnonzero(chosen[:, s]).tolist() for s in range(K)] == [sorted(sel) for sel in wanted]
+
+
+def test_nobody_is_selected_who_is_away_or_has_told_nothing_or_has_nothing_to_do_with_a_cluster():
+    counts = COUNTS.copy()
+    counts[4] = 0
+    counts[:, 2], counts[5, 2] = 0, 3
+    algorithm = FedSoft(k=K, select=3, smoother=0)
+    chosen = algorithm.selected(*asked_of(counts, present=[0, 1, 2, 4, 5, 6]), 0, 0, 50)
+    assert not chosen[:, [3, 4, 7, 8]].any()
+    assert (chosen[:, :, 0].sum(axis=1) == 3).all()
+    assert chosen[:, 5, 2].all() and (chosen[:, :, 2].sum(axis=1) == 1).all()
+    # nobody is there: they are waited for
+    waited = algorithm.selected(*asked_of(counts, present=[4]), 0, 0, 50)
+    assert (waited[:, :, 0].sum(axis=1) == 3).all() and not waited[:, 4].any()
+
+
+def test_those_that_are_asked_are_the_union_and_the_other_places_are_blank():
+    algorithm, (federation, state) = FedSoft(k=K, select=2), asked_of(COUNTS)
+    places = algorithm.drawn(federation, state, 3, 0, 30)
+    chosen = algorithm.selected(federation, state, 3, 0, 30)
+    assert places.shape == (30, 6)
+    sizes = set()
+    for row, sets in zip(places, chosen, strict=True):
+        union = np.flatnonzero(sets.any(axis=1)).tolist()
+        assert row.tolist() == union + [len(NAMES)] * (6 - len(union))
+        sizes.add(len(union))
+    assert len(sizes) > 1
+    assert FedSoft(k=K, select=5).drawn(federation, state, 3, 0, 1).shape == (1, len(NAMES))
+    assert FedSoft(k=K).drawn(federation, state, 3, 0, 2) is None
+    counts = COUNTS.copy()
+    counts[[1, 4]] = 0
+    known = FedSoft(k=K).drawn(*asked_of(counts), 3, 0, 2)
+    assert known.tolist() == [[0, 2, 3, 5, 6, 7, 8]] * 2
+
+
+# -- what changes nothing ------------------------------------------------------------------------------------
+
+
+def same(a, b, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def test_the_order_of_clients_changes_nothing():
+    order = np.random.default_rng(2).permutation(len(NAMES))
+    found, kept = fit(SOME, SHARDS, seed=4)
+    shuffled, mixed = fit(SOME, SHARDS[order], seed=4)
+    np.testing.assert_array_equal(shuffled.assignment, found.assignment[order])
+    same(matrix(shuffled.models), matrix(found.models))
+    same(mixed.own(5), kept.own(5)[order])
+    assert [r.asked for r in shuffled.history] == [r.asked for r in found.history]
+
+
+def test_how_clients_are_computed_changes_nothing():
+    settings = {"batch": 1, "devices": jax.local_devices()[:1]}
+    found, kept = fit(PAIRS, FEW, seed=5)
+    other, again = fit(PAIRS, ct.Simulation(FEW, **settings), seed=5)
+    np.testing.assert_array_equal(found.assignment, other.assignment)
+    same((kept.centres(5), kept.own(5)), (again.centres(5), again.own(5)))
+    for ours, theirs in zip(found.history, other.history, strict=True):
+        assert (ours.asked, ours.bytes_down, ours.bytes_up) == (
+            theirs.asked,
+            theirs.bytes_down,
+            theirs.bytes_up,
+        )
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+
+
+def test_rounds_compile_once_however_many_are_selected():
+    fit(SOME, SHARDS, seed=0)
+    before = driver._compiled._cache_size()
+    found, _ = fit(SOME, SHARDS, seed=11)
+    assert driver._compiled._cache_size() == before
+    assert len({r.asked for r in found.history}) > 1
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+def test_history_tells_what_travelled():
+    found, _ = fit(SOME, SHARDS)
+    model = DIM * 4
+    for record in found.history:
+        assert 2 <= record.asked == record.answered <= 6
+        assert record.bytes_down == record.asked * (
+            K * model + 4 + model + K * 4
+        )  # centres, round; own, pulls
+        assert record.bytes_up == record.asked * (model + 4)  # own, loss
+        assert not record.missing
+    assert [event.after for event in found.history.events] == [0, 2, 4, 5]
+    for event in found.history.events:
+        assert event.name == "importance" and event.asks == 1
+        assert event.bytes_down == len(SIZES) * K * model
+        assert event.bytes_up == len(SIZES) * K * (4 + 4)  # counts, losses
+        json.loads(event.to_line())
+
+
+def test_an_estimation_says_in_a_sentence_how_sure_clients_are():
+    found, kept = fit(SOME, SHARDS)
+    *others, last = found.history.events
+    sure = np.mean(kept.at[5].counts.max(axis=1) / np.array(SIZES))
+    sizes = np.bincount(found.assignment, minlength=K)
+    assert last.text == (
+        f"of a client's examples {sure:.0%} are nearest to one centre, on average; "
+        f"clusters of {sizes[0]}, {sizes[1]}, {sizes[2]} clients."
+    )
+    assert last.details["sure"] == pytest.approx(sure)
+    assert all(event.details.keys() == {"sure"} for event in others)
+
+
+def test_the_result_is_that_of_any_clustering(tmp_path):
+    found, kept = fit(ALL, FEW)
+    same(found.models, stacked.take(kept.at[5].models, 0))
+    assert found.ids.tolist() == FEW.ids.tolist() and found.sizes.sum() == len(FEW)
+    np.testing.assert_array_equal(found.assign(FEW), np.argmin(found.losses, axis=1))
+    own = found.losses[np.arange(len(FEW)), found.assignment]
+    assert found.evaluate(FEW).loss == pytest.approx(own.mean(), rel=1e-4)
+    found.save(tmp_path)
+    again = ct.load(tmp_path, learner())
+    np.testing.assert_array_equal(again.assignment, found.assignment)
+    assert again.history.events == found.history.events
+
+
+# -- clients that do not answer ------------------------------------------------------------------------------
+
+
+def test_clients_that_do_not_answer_are_left_out():
+    """One client per cluster: its centre is that client's model, or stays."""
+    algorithm = FedSoft(k=2, rounds=8, select=1, interval=3, smoother=0.1, pull=0.7)
+    simulation = ct.Simulation(FEW, drop=0.4)
+    found, kept = fit(algorithm, simulation, seed=6)
+    seen = set()
+    for t, log in enumerate(found.history):
+        chosen = algorithm.selected(simulation, kept.at[t], 6, t, t + 1)[0]
+        answered = np.abs(kept.own(t + 1) - kept.own(t)).max(axis=1) > 0
+        assert not answered[~chosen.any(axis=1)].any()
+        assert (log.asked, log.answered) == (chosen.any(axis=1).sum(), answered.sum())
+        missing = [] if log.asked == log.answered else FEW.ids[chosen.any(axis=1) & ~answered].tolist()
+        assert sorted(name for names in log.missing.values() for name in names) == missing
+        for s in range(2):
+            (i,) = np.flatnonzero(chosen[:, s])
+            expected = kept.own(t + 1)[i] if answered[i] else kept.centres(t)[s]
+            np.testing.assert_allclose(kept.centres(t + 1)[s], expected, rtol=1e-6)
+            seen.add((bool(answered[i]), log.asked))
+    assert {here for here, _ in seen} == {True, False} and {asked for _, asked in seen} == {1, 2}
+
+
+def test_with_all_clients_the_weights_are_those_of_the_clients_that_answered():
+    found, kept = fit(ALL, ct.Simulation(FEW, drop=0.3), seed=0)
+    silent = np.asarray(kept.at[1].counts).sum(axis=1) == 0
+    assert 0 < silent.sum() < len(FEW)
+    assert "did not answer" in found.history.events[0].text
+    assert found.history[0].asked == (~silent).sum()  # of the others nothing is known yet
+    answered = np.abs(kept.own(1) - kept.own(0)).max(axis=1) > 0
+    assert found.history[0].answered == answered.sum() < found.history[0].asked
+    weights = np.asarray(ALL.weights(kept.at[1].counts)) * answered[:, None]
+    means = weights.T @ kept.own(1) / weights.sum(axis=0)[:, None]
+    np.testing.assert_allclose(kept.centres(1), means, rtol=1e-4, atol=1e-5)
+    # what a client has told counts until it tells something else
+    for t in (2, 4, 5):
+        told = np.asarray(kept.at[t].counts).sum(axis=1)
+        assert (told >= np.asarray(kept.at[t - 1].counts).sum(axis=1)).all()
+        assert set(told.tolist()) <= {0, *SIZES}
+    never = told == 0
+    assert (found.assignment[never] == -1).all() and (found.assignment[~never] >= 0).all()
+
+
+def test_if_nobody_tells_anything_it_ends_with_a_sentence():
+    with pytest.raises(FederationError, match="no client has told which centres fit its examples"):
+        fit(ALL, ct.Simulation(FEW, drop=0.999))
+
+
+def test_divergence_is_said_and_not_returned():
+    with pytest.raises(LearnerError, match="training diverged in"):
+        fit(ALL, FEW, local=dataclasses.replace(SGD, lr=1e30))
+
+
+# -- interrupted ---------------------------------------------------------------------------------------------
+
+
+class Tape(Unobserved):
+    """Keeps what a run folder keeps, and ends the run after some number of looks."""
+
+    def __init__(self, looks):
+        self.left, self.kept, self.records = looks, None, []
+
+    def resume(self, restored):
+        return None if self.kept is None else (restored(self.kept), list(self.records))
+
+    def after(self, state, federation, records, done):
+        self.kept = {name: np.array(a) for name, a in stacked.named(jax.device_get(state)).items()}
+        self.records += records
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_resumed_at_any_moment_it_ends_the_same():
+    plain, kept = fit(SOME, SHARDS, seed=3)
+    for looks in range(1, 10):
+        tape = Tape(looks)
+        with pytest.raises(KeyboardInterrupt):
+            SOME.fit(SHARDS, learner(), seed=3, observer=tape)
+        found = SOME.fit(SHARDS, learner(), seed=3, observer=tape)
+        np.testing.assert_array_equal(matrix(found.models), matrix(plain.models))
+        np.testing.assert_array_equal(tape.kept["counts"], kept.at[5].counts)
+        np.testing.assert_array_equal(found.assignment, plain.assignment)
+        assert len(found.history.records) == 9
+        assert [r.loss for r in found.history] == [r.loss for r in plain.history]
+
+
+# -- over Flower ---------------------------------------------------------------------------------------------
+
+
+EQUAL = Federated(population(1, [8] * 5, NAMES[:5]))  # so that all nodes have one program
+
+
+def over_flower(grid, algorithm=PAIRS, seed=5, happen=None, **terms):
+    kept = Kept()
+    happens = Between(happen or {})
+
+    class Both(Unobserved):
+        def after(self, *what):
+            kept.after(*what)
+            happens.after(*what)
+
+    federation = FlowerFederation(grid, **{"min_clients": 5, "poll": 0.001, **terms})
+    return algorithm.fit(federation, learner(), seed=seed, observer=Both()), kept
+
+
+def test_flower_and_simulation_agree_and_only_what_is_said_travels():
+    grid = InProcessGrid(apps_of(learner(), EQUAL))
+    real, theirs = over_flower(grid)
+    simulated, ours = fit(PAIRS, EQUAL.train, seed=5)
+    np.testing.assert_array_equal(real.assignment, simulated.assignment)
+    same((theirs.centres(5), theirs.own(5)), (ours.centres(5), ours.own(5)))
+    for a, b in zip(real.history, simulated.history, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+        assert (a.asked, a.answered, a.missing) == (b.asked, b.answered, b.missing)
+        assert (a.bytes_down, a.bytes_up) == (b.bytes_down, b.bytes_up)
+    assert any(r.asked < 4 for r in real.history)  # a place was blank
+    for a, b in zip(real.history.events, simulated.history.events, strict=True):
+        assert (a.text, a.details, a.asks) == (b.text, b.details, b.asks)
+        assert (a.bytes_down, a.bytes_up) == (b.bytes_down, b.bytes_up)
+    assert grid.asks() == 5 + 4
+    weight = "layers.0.weight"
+    expected = {
+        "count_nearest": ({f"models:{weight}"}, set(), {"report/counts", "report/losses"}),
+        "train_between": (
+            {f"models:{weight}", "round"},
+            {f"model:{weight}", "pulls"},
+            {f"value:{weight}", "report/loss"},
+        ),
+    }
+    seen = {"count_nearest": 0, "train_between": 0}
+    for node in grid.nodes.values():
+        asks = [m.content for m in node.heard if m.metadata.message_type == "query.ask"]
+        for ask, answer in zip(asks, node.said[-len(asks) :], strict=True):
+            broadcast, each, back = expected[ask["ask"]["task"]]
+            assert (set(ask["broadcast"]), set(ask["each"]), set(answer["reply"])) == (broadcast, each, back)
+            seen[ask["ask"]["task"]] += 1
+    assert seen == {"count_nearest": 4 * 5, "train_between": real.history.total("answered")}
+
+
+def test_clients_that_leave_or_join_over_flower():
+    """Client a is away in the second round; client z comes after it, and is selected once it has counted."""
+    grid = InProcessGrid(apps_of(learner(), EQUAL))
+
+    def leave():
+        grid.nodes[1].online = False
+
+    def come():
+        grid.nodes[1].online = True
+        grid.join(app_of(learner(), population(2, [8], ["z"])))
+
+    found, kept = over_flower(grid, happen={1: leave, 2: come}, min_replies=0.5)
+    assert found.ids.tolist() == [*NAMES[:5], "z"]
+    assert [len(kept.at[t].counts) for t in (2, 3)] == [5, 6]
+    np.testing.assert_array_equal(kept.own(2)[0], kept.own(1)[0])  # whoever is away is not drawn
+    assert all("a" not in name for name in found.history[1].missing.values())
+    counts = np.asarray(kept.at[5].counts)
+    assert counts[-1].sum() == 8 and found.assignment[-1] >= 0
+    first = First()
+    PAIRS.fit(EQUAL.train, learner(), seed=5, observer=first)
+    same(kept.own(3)[-1], first.own(0)[0])  # from where all began
+
+
+# -- what it is for ------------------------------------------------------------------------------------------
+
+
+SHARES = np.repeat([0.9, 0.3], 4)  # of the first source in each client's examples
+THETA = np.array([[2.0, 1.0], [-1.0, 1.5]])
+EXAMPLES, PULL = 500, 0.05
+MIXED = FedSoft(k=2, rounds=40, smoother=0.02, pull=PULL)
+LONG = ct.SGD(lr=0.1, steps=10)
+
+
+@pytest.fixture(scope="module")
+def mixtures():
+    rng = np.random.default_rng(0)
+    xs, ys = [], []
+    for share in SHARES:
+        x = rng.standard_normal((EXAMPLES, 2))
+        source = (np.arange(EXAMPLES) >= share * EXAMPLES).astype(int)
+        xs.append(x)
+        ys.append(np.sum(x * THETA[source], axis=1) + 0.05 * rng.standard_normal(EXAMPLES))
+    return ct.Shards.from_lists(xs, ys)
+
+
+def rest(clients, u):
+    """Where the centres come to rest: each a mean of models, and every model where its h_i is smallest."""
+    v, centres = aggregation_of(u, [len(y) for _, y in clients]), THETA.copy()
+    for _ in range(300):
+        own = [
+            np.linalg.solve(
+                2 * x.T @ x / len(y) + PULL * u[i].sum() * np.eye(2),
+                2 * x.T @ y / len(y) + PULL * u[i] @ centres,
+            )
+            for i, (x, y) in enumerate(clients)
+        ]
+        centres = v @ np.array(own)
+    return centres
+
+
+@pytest.mark.parametrize("select", [None, 3])
+def test_finds_the_mixture_of_every_client(mixtures, select):
+    algorithm = dataclasses.replace(MIXED, select=select)
+    found, kept = fit(algorithm, mixtures, LONG, chunk=2)
+    u, truth = np.asarray(algorithm.importance(kept.at[40].counts)), np.stack([SHARES, 1 - SHARES], axis=1)
+    order = list(min(permutations(range(2)), key=lambda p: np.abs(u[:, list(p)] - truth).sum()))
+    np.testing.assert_allclose(u[:, order], truth, atol=0.06)
+    np.testing.assert_array_equal(found.assignment, np.array(order)[(SHARES < 0.5).astype(int)])
+    if select is not None:
+        return  # the centres of a round are the means of a few models, as it happens
+    apart, centres = np.linalg.norm(THETA[0] - THETA[1]), matrix(found.models)[order]
+    for s in range(2):
+        away = np.linalg.norm(centres[s] - THETA, axis=1)
+        assert away[s] < 0.4 * apart < 0.6 * apart < away[1 - s]
+    # a mean of models of mixtures lies between the sources: exactly here
+    assert np.abs(centres - rest(clients_of(mixtures), u[:, order])).max() < 0.01 * apart
+
+
+def test_finds_clusters_of_clients_that_are_no_mixtures():
+    data = ct.data.mixed_regression(k=2, clients=8, examples=EXAMPLES, dim=2, noise=0.05, scale=3.0, seed=1)
+    apart = np.linalg.norm(data.models[0] - data.models[1])
+    for seed in range(3):
+        found, _ = fit(dataclasses.replace(MIXED, select=3), data.train, LONG, seed, chunk=2)
+        assert ct.metrics.misclustering(found.assignment, data.truth) == 0
+        assert ct.metrics.parameter_distance(found.models, data.models) < 0.1 * apart
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"k": 0}, "k must be at least 1, not 0"),
+        ({"k": 10}, "k=10 clusters need at least as many clients; there are 9"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"select": 0}, "select must be a number of clients from 1 up, or None for all, not 0"),
+        ({"select": True}, "select must be a number of clients"),
+        ({"select": 10}, "select=10 is more than the 9 clients there are"),
+        ({"interval": 0}, "interval must be a number of rounds from 1 up, not 0"),
+        ({"smoother": -0.1}, "smoother must be at least 0 and below 1, not -0.1"),
+        ({"smoother": 1.0}, "smoother must be at least 0 and below 1"),
+        ({"pull": -1.0}, "pull must be 0 or a positive number, not -1.0"),
+        ({"pull": float("nan")}, "pull must be 0 or a positive number"),
+        ({"preset": "paper"}, "preset must be 'authors', not 'paper'"),
+        ({"init": np.zeros((2, DIM))}, "k is 3 but 2 initial models are given"),
+        ({"init": np.zeros((K, DIM + 1))}, "shape"),
+    ],
+)
+def test_impossible_settings_are_refused(change, words):
+    with pytest.raises(SettingError, match=words):
+        dataclasses.replace(SOME, **change).fit(SHARDS, learner())
+
+
+def test_who_takes_part_is_what_select_says():
+    with pytest.raises(TypeError, match="participation"):
+        FedSoft(k=2, participation=0.5)
+    assert "participation" not in repr(FedSoft(k=2))
+
+
+@pytest.mark.parametrize(
+    "rounds, interval, pauses", [(5, 2, [0, 2, 4, 5]), (4, 2, [0, 2, 4]), (2, 9, [0, 2])]
+)
+def test_importance_is_estimated_every_so_many_rounds_and_at_the_end(rounds, interval, pauses):
+    assert list(FedSoft(k=2, rounds=rounds, interval=interval).pauses()) == pauses

@@ -1,0 +1,186 @@
+"""Rounds that ask different numbers of clients have places for the most of them; some stay blank."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_process import InProcessGrid, apps_of
+
+import coterie as ct
+from coterie.aggregate import Summing
+from coterie.algorithms import rounds
+from coterie.algorithms.rounds import Outcome
+from coterie.data.federated import Federated
+from coterie.errors import FederationError, SettingError
+from coterie.federation import simulation as engine
+from coterie.federation.flower import FlowerFederation
+from coterie.federation.protocol import Traffic
+from coterie.learn import tasks
+from coterie.models import stacked
+
+SIZES = [4, 3, 8, 4, 7, 4]  # in two buckets
+NOBODY = len(SIZES)
+DATA = ct.data.mixed_regression(k=2, clients=NOBODY, examples=SIZES, dim=3, seed=0)
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=2))
+ASKED = np.array([NOBODY, 4, 1, NOBODY, 0])
+REAL = ASKED < NOBODY
+
+
+def flower(grid=None, **terms):
+    """Clients a to f, at nodes 1 to 6."""
+    named = Federated(ct.Shards.from_lists(*zip(*DATA.train, strict=True), list("abcdef")))
+    grid = grid or InProcessGrid(apps_of(LEARNER, named))
+    return FlowerFederation(grid, min_clients=NOBODY, poll=0.001, **terms), grid
+
+
+FEDERATIONS = {
+    "compiled": lambda: ct.Simulation(DATA.train),
+    "streamed": lambda: ct.Simulation(DATA.train, resident=False),
+    "flower": lambda: flower()[0],
+}
+
+
+def ask(federation, positions, reduce=None):
+    """What IFCA asks, with the numbers that each is sent alone."""
+    models = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3)), jnp.float32)
+    one = LEARNER.for_data(DATA.train.spec).shapes(DATA.train.spec)
+    only = jnp.where(jnp.asarray(positions) == 1, 0, -1)[:, None]
+    broadcast = {"models": stacked.from_matrix(models, one), "round": jnp.asarray(0)}
+    return federation.with_learner(LEARNER).ask(
+        tasks.choose_and_train,
+        jax.tree.map(lambda a: a[None], broadcast),
+        each={"only": only},
+        clients=federation.select(np.asarray(positions)),
+        key=jax.random.key(1),
+        reduce=reduce,
+        replicas=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The same clients, asked without blank places among them."""
+    federation = FEDERATIONS["compiled"]()
+    return ask(federation, ASKED[REAL]), ask(federation, ASKED[REAL], Summing(2))
+
+
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_nobody_is_asked_in_a_blank_place(name, alone):
+    federation = FEDERATIONS[name]()
+    kept, summed = alone
+    answers = ask(federation, ASKED)
+    np.testing.assert_array_equal(answers.clients, ASKED)
+    np.testing.assert_array_equal(answers.answered[:, 0], REAL)
+    np.testing.assert_array_equal(answers.traffic.sent, REAL)
+    np.testing.assert_array_equal(np.asarray(answers.cluster)[REAL], kept.cluster)
+    for mine, theirs in ((answers.value, kept.value), (answers.report, kept.report)):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(np.asarray(a)[REAL], b, rtol=1e-5, atol=1e-6),
+            mine,
+            theirs,
+        )
+    down, spared, up = answers.traffic.total(np.asarray(answers.answered[:, 0]))
+    assert (down, spared, up) == kept.traffic.total(np.ones(3, bool))
+    assert down + spared == 3 * (2 * 3 * 4 + 4 + 4) and spared == 3 * 4  # one was sent one of two models
+    sums = ask(federation, ASKED, Summing(2)).value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), sums, summed.value)
+
+
+def test_nobody_is_asked_in_a_blank_place_when_clients_go_one_by_one():
+    federation = ct.Simulation(DATA.train, debug=True).with_learner(LEARNER)
+    answers = federation.ask(tasks.size, clients=federation.select(ASKED))
+    np.testing.assert_array_equal(answers.answered, REAL)
+    assert np.asarray(answers.report["examples"])[REAL].tolist() == [7, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["compiled", "streamed", "flower"])
+@pytest.mark.parametrize(
+    "positions",
+    [[-1], [0, NOBODY + 1], [NOBODY, NOBODY], [], [[0, 1], [NOBODY, NOBODY]], np.zeros((0, 3), int)],
+    ids=["negative", "too many", "only blank", "empty", "a blank round", "no rounds"],
+)
+def test_positions_of_no_meaning_are_refused(name, positions):
+    with pytest.raises(
+        SettingError, match=r"between 0 and 5, at least one in every round; 6 stands for nobody"
+    ):
+        FEDERATIONS[name]().select(np.array(positions, int))
+
+
+def test_a_blank_place_needs_no_reply():
+    """All of those asked must answer, or two of three: those in blank places are no part of it."""
+    lenient, grid = flower(min_replies=2)
+    strict, _ = flower(grid, min_replies=1.0, wait=0.01)
+    for federation in (lenient, strict):
+        assert federation.clients == NOBODY
+        ask(federation, ASKED)
+        assert grid.exchanges[-1] == ("query.ask", [1, 2, 5])
+    grid.nodes[2].online = False
+    answers = ask(lenient, ASKED)
+    np.testing.assert_array_equal(answers.answered[:, 0], REAL & (ASKED != 1))
+    assert answers.failures == ((1, "not connected"),)
+    with pytest.raises(
+        FederationError, match=r"2 of 3 clients answered and 3 are needed \(b: not connected\)"
+    ):
+        ask(strict, ASKED)
+
+
+def test_the_history_knows_nothing_of_blank_places():
+    nothing = Traffic(jnp.asarray(REAL), jnp.zeros(5, bool), 10, 0, 1)
+    answered = REAL & (ASKED != 1)
+    outcome = Outcome(np.zeros(1), np.zeros((1, NOBODY), int), ASKED, answered, nothing, clusters=2)
+    log = rounds._log(3, outcome, outcome.assignment, 0.1, np.array(list("abcdef")))
+    assert (log.asked, log.answered, log.missing) == (3, 2, {"no answer": ["b"]})
+    assert (log.bytes_down, log.bytes_up) == (30, 2)
+
+
+# -- room for clients that are drawn again and again ---------------------------------------------------------
+
+
+BUCKETS = np.split(np.random.default_rng(1).permutation(400), [200, 320, 370])
+
+
+def draw(rng, rounds):
+    """Clients of 400, equally likely, fewer of them in the first round."""
+    drawn = np.stack([np.sort(rng.permutation(400)[:60]) for _ in range(rounds)])
+    drawn[0, 50:] = 400
+    return drawn
+
+
+@pytest.mark.parametrize("rounds", [2, 30])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_every_client_has_a_row(devices, rounds):
+    drawn = draw(np.random.default_rng(0), rounds)
+    seen = np.zeros(drawn.shape, int)
+    for members, (rows, places) in zip(BUCKETS, engine._rows_of(drawn, BUCKETS, devices, 400), strict=True):
+        per_device = -(-len(members) // devices)
+        device = np.arange(rows.shape[1]) // (rows.shape[1] // devices)
+        for t, (row, place) in enumerate(zip(rows, places, strict=True)):
+            used = place < 60
+            np.testing.assert_array_equal(members[(device * per_device + row)[used]], drawn[t, place[used]])
+            seen[t, place[used]] += 1
+    np.testing.assert_array_equal(seen, drawn < 400)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_clients_that_are_drawn_again_and_again_mostly_need_as_many_rows(devices):
+    rng = np.random.default_rng(0)
+
+    def shapes(rounds):
+        found = engine._rows_of(draw(rng, rounds), BUCKETS, devices, 400)
+        return tuple(rows.shape[1] for rows, _ in found)
+
+    several = [shapes(2) for _ in range(100)]
+    assert len(set(several)) <= 5
+    assert np.mean([sum(each) for each in several]) < 2 * 60
+    # as many rounds as are worth it have a program of their own, with no row too many
+    assert sum(shapes(engine.MANY)) < max(map(sum, several))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.7, 5.0])
+def test_rows_are_as_many_as_needed_and_not_many_more(factor):
+    expected, most = [0.4, 3.0, 40.0], [9, 30, 100]
+    needed = [max(1, min(m, round(factor * e))) for e, m in zip(expected, most, strict=True)]
+    room = engine._room(needed, expected, most)
+    assert all(n <= r <= m for n, r, m in zip(needed, room, most, strict=True))
+    if factor == 1.0:
+        assert room == [2, 5, 47]  # one standard deviation more
