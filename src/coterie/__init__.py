@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import data, errors, models
 from coterie.aggregate import Mean, Median, TrimmedMean
-from coterie.algorithms import IFCA, SRFCA, FedX, Global, Local, OneShotKMeans, Oracle
+from coterie.algorithms import CFL, IFCA, SRFCA, FedSoft, FedX, Global, Local, OneShotKMeans, Oracle
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
@@ -23,12 +23,14 @@ use_every_core()
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "CFL",
     "IFCA",
     "SGD",
     "SRFCA",
     "Clustering",
     "Evaluation",
     "FarthestLoss",
+    "FedSoft",
     "FedX",
     "Federated",
     "FlowerFederation",

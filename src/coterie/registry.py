@@ -21,12 +21,14 @@ from coterie.learn.learner import Learner
 PARTS: dict[str, dict[str, str]] = {
     "algorithm": {
         "ifca": "coterie.algorithms.ifca:IFCA",
-        "srfca": "coterie.algorithms.srfca:SRFCA",
         "fedx": "coterie.algorithms.fedx:FedX",
+        "srfca": "coterie.algorithms.srfca:SRFCA",
+        "cfl": "coterie.algorithms.cfl:CFL",
+        "fedsoft": "coterie.algorithms.fedsoft:FedSoft",
+        "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",
+        "oracle": "coterie.algorithms.baselines:Oracle",
         "global": "coterie.algorithms.baselines:Global",
         "local": "coterie.algorithms.baselines:Local",
-        "oracle": "coterie.algorithms.baselines:Oracle",
-        "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",
     },
     "data": {
         "rotated-digits": "coterie.data.digits:rotated_digits",
