@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+from jaxtyping import Array, Key
 
 from coterie import keys
 from coterie.algorithms.alternating import Told
@@ -57,14 +58,17 @@ class OneShotKMeans(Told):
     def between(
         self, federation: Federation, learner: Learner, state: State, done: int, seed: int
     ) -> tuple[State, Note]:
+        return self.grouped(federation, learner, keys.purpose(seed, "init"))
+
+    def grouped(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> tuple[State, Note]:
+        """The clusters, by the models that clients train alone."""
         numbers = range(2, self.most + 1) if self.k is None else [self.k]
-        found = OneShot(self.alone).grouped(
-            federation, learner, keys.grid(keys.purpose(seed, "init"), 1, 1), numbers
-        )
-        k = found.k
-        text = f"k-means on the models that clients trained alone: {counted(k, 'cluster')}"
+        found = OneShot(self.alone).grouped(federation, learner, keys.grid(key, 1, 1), numbers)
+        text = f"k-means on the models that clients trained alone: {counted(found.k, 'cluster')}"
         if self.k is None:
-            text += f", whose silhouette of {found.silhouettes[k]:.2f} is the highest of 2 to {max(numbers)}"
+            best = found.silhouettes[found.k]
+            text += f", whose silhouette of {best:.2f} is the highest of 2 to {max(numbers)}"
         details = {"silhouettes": {str(number): value for number, value in found.silhouettes.items()}}
-        assignment = jnp.asarray(found.labels, jnp.int32)
-        return State(found.models, assignment), Note("one-shot", f"{text}.", details)
+        return State(found.models, jnp.asarray(found.labels, jnp.int32)), Note(
+            "one-shot", f"{text}.", details
+        )

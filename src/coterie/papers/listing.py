@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import get_args
 
 from coterie.errors import ConfigError
-from coterie.papers import ifca, mixed_regression
+from coterie.papers import ifca, mixed_regression, srfca
 from coterie.papers.experiment import Experiment, Figure, Scale
 
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*ifca.FIGURES, *mixed_regression.FIGURES)}
+FIGURES: dict[str, Figure] = {
+    figure.name: figure for figure in (*ifca.FIGURES, *mixed_regression.FIGURES, *srfca.FIGURES)
+}
 
 
 def find(name: str, scale: str, preset: str, trials: int | None = None) -> Experiment:

@@ -119,7 +119,7 @@ class Convergence(Experiment):
         if arm.start == "alone":
             algorithm = OneShotKMeans(self.k, alone=self.alone, rounds=whole, weight="examples")
             federation = _simulations(self, seed)[trial].with_learner(learner)
-            state = algorithm.start(federation, learner, key)
+            state, _ = algorithm.grouped(federation, learner, key)
             return _Begun(algorithm, state, [stacked.to_matrix(stacked.take(state.models, 0))])
         models = SCALED / math.sqrt(self.dim) * jax.random.normal(key, (self.k, self.dim))
         if arm.label == "IFCA":

@@ -14,6 +14,8 @@ from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Arrays, Row
 from coterie.papers.mixed_regression import Convergence
+from coterie.papers.populations import POPULATIONS
+from coterie.papers.srfca import METHODS, Compared
 from coterie.papers.success import SLACK, Success
 from coterie.run.report.style import INK, MUTED, PALETTE, STYLE
 
@@ -83,8 +85,7 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
         f"Mixed regression, Figure {experiment.figure}: {experiment.title}",
         [
             f"k = {experiment.k}, d = {experiment.dim}, {len(experiment.sizes)} clients with "
-            f"{min(experiment.sizes)} to {max(experiment.sizes)} examples"
-            + ("" if experiment.scale == "paper" else f" (scale: {experiment.scale})"),
+            f"{min(experiment.sizes)} to {max(experiment.sizes)} examples" + _at_scale(experiment.scale),
             f"median of {experiment.trials} trials, with quartiles; Phase 1 up to the dotted line",
         ],
         (10.4, 5.4),
@@ -126,6 +127,80 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
     panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panels[0].yaxis.set_minor_formatter(NullFormatter())
     return figure
+
+
+def compared_methods(experiment: Compared, results: Mapping[str, Arrays]) -> Figure:
+    """How well each method serves the clients, and the distances after SR-FCA's ONE_SHOT."""
+    count = len(experiment.populations)
+    figure = titled(
+        "SR-FCA and other methods on clients with known clusters",
+        [
+            f"{experiment.clients} clients, {experiment.trials} trials (dots) and their mean (line), as many "
+            "local steps for each method" + _at_scale(experiment.scale),
+            "right: distances of all pairs of clients after ONE_SHOT in the first trial, and the threshold λ",
+        ],
+        (10.4, 0.7 + 3.3 * count),
+    )
+    panels = figure.subplots(count, 2, squeeze=False, width_ratios=(3, 2))
+    for (left, right), population in zip(panels, experiment.populations, strict=True):
+        _served(left, experiment, population, results)
+        _distances(right, results[f"{population} srfca"], POPULATIONS[population].regression)
+    return figure
+
+
+def _served(axes: Axes, experiment: Compared, population: str, results: Mapping[str, Arrays]) -> None:
+    """A row for each method: how well it serves the clients of every trial, and how many it misplaces."""
+    for row, method in enumerate(METHODS):
+        result = results[f"{population} {method}"]
+        served, shade = experiment.served(result, population), PALETTE[0] if method == "srfca" else MUTED
+        axes.plot(served, np.full(len(served), row), "o", color=shade, ms=4.5, alpha=0.55, mew=0)
+        axes.vlines(served.mean(), row - 0.33, row + 0.33, color=shade, lw=2.2)
+        wrong = result["misclustering"].mean()
+        axes.annotate(
+            "" if method == "local" else f"{wrong:.0%} wrong" if wrong else "all right",
+            (1.01, row),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=7.5,
+            color=shade,
+        )
+    axes.set_yticks(range(len(METHODS)), list(METHODS.values()))
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.tick_params(length=0)
+    axes.set_title(population, fontsize=10, weight="bold", loc="left")
+    if POPULATIONS[population].regression:
+        axes.set(xlabel="test loss, mean over clients (log scale)", xscale="log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlabel("test accuracy, mean over clients")
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
+    """The histogram of Figure 3."""
+    threshold = result["threshold"][0]
+    axes.stairs(result["counts"][0], result["edges"][0], fill=True, color=PALETTE[0], alpha=0.75)
+    axes.axvline(threshold, color=INK, lw=1.3, ls=(0, (4, 2)))
+    axes.annotate(
+        f"λ = {threshold:.3g}",
+        (threshold, 1),
+        (3, -2),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        color=INK,
+    )
+    unit = "Euclidean distance of the models" if regression else "cross-cluster loss (nats)"
+    axes.set(xlabel=unit, ylabel="pairs of clients")
+    axes.tick_params(length=0)
+    axes.grid(axis="y")
+
+
+def _at_scale(scale: str) -> str:
+    return "" if scale == "paper" else f" (scale: {scale})"
 
 
 def titled(title: str, facts: Sequence[str], size: tuple[float, float]) -> Figure:
@@ -210,7 +285,7 @@ def _facts(experiment: Success) -> list[str]:
         if name not in (experiment.across, experiment.by):
             fixed[SYMBOLS[name]] = getattr(experiment, name)[0]
     sizes = ", ".join(f"{name} = {value:g}" for name, value in fixed.items())
-    scale = "" if experiment.scale == "paper" else f" (scale: {experiment.scale})"
+    scale = _at_scale(experiment.scale)
     compared = {
         "text": "under the best matching of learned and true models",
         "authors": "each learned model against the true one nearest to it (preset: authors)",
