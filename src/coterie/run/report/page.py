@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coterie.models import stacked
-from coterie.run.report import people, pictures, style
+from coterie.run.report import events, people, pictures, style
 from coterie.run.report.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
 from coterie.run.report.words import LISTED, NOTHING, count, duration, listed, percent, swatch
 from coterie.run.summary import human_bytes
@@ -24,6 +24,8 @@ def render(contents: Contents) -> str:
     sections = (
         _summary(contents),
         _loss_per_round(contents),
+        events.told(contents.run.clustering.history),
+        _distances(contents),
         *_clusters(contents),
         people.members(contents),
         _truth(contents.run, contents.truth),
@@ -176,6 +178,11 @@ def _loss_per_round(contents: Contents) -> str:
         caption += " Of the restarts, the one with the lowest loss in the end was kept."
     methods = [(m.name, m.clustering.history) for m in contents.methods if len(m.clustering.history)]
     return _figure("Loss per round", caption, pictures.loss_per_round(methods))
+
+
+def _distances(contents: Contents) -> str:
+    shown = events.distances(contents.run.clustering.history)
+    return "" if shown is None else _figure(*shown)
 
 
 def _clusters(contents: Contents) -> Iterator[str]:

@@ -114,6 +114,33 @@ def moves(
 
 
 @picture
+def distances(
+    edges: Sequence[float], counts: Sequence[int], threshold: float, gap: Sequence[float] | None
+) -> Figure:
+    """How many pairs of clients are how far apart, and where the cut is."""
+    figure, axes = _figure(2.8)
+    axes.stairs(counts, edges, fill=True, color=ACCENT, alpha=0.75)
+    if gap is not None:
+        axes.axvspan(*gap, color=MUTED, alpha=0.12, lw=0)
+    axes.axvline(threshold, color=INK, lw=1.3, ls=(0, (4, 2)))
+    axes.annotate(
+        f"threshold {threshold:.3g}",
+        (threshold, 1),
+        (4 if threshold < (edges[0] + edges[-1]) / 2 else -4, -3),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        va="top",
+        ha="left" if threshold < (edges[0] + edges[-1]) / 2 else "right",
+        fontsize=8,
+        color=INK,
+    )
+    axes.set(xlabel="distance", ylabel="pairs of clients", ylim=(0, 1.08 * max(1, *counts)))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.grid(axis="y")
+    return figure
+
+
+@picture
 def heat_map(
     losses: Float[np.ndarray, "clients k"], final: Int[np.ndarray, " clients"], ids: np.ndarray
 ) -> Figure:
