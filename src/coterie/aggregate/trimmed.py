@@ -80,10 +80,11 @@ def _trimmed(replies: Reply, answered: Bool[Array, " clients"], k: int, out: lis
     whole = product("ck,c->k", jax.nn.one_hot(cluster, k), weights)
 
     def total(value: Array) -> Array:
-        # one sort serves all clusters: by cluster, then by value, and each value takes its weight along
+        # one sort serves all clusters: by cluster, then by value, and each value takes its weight along.
+        # Equal values are sorted by weight: which of them is left out is no matter of who comes first
         by = stacked.expand(cluster, value), value.astype(jnp.float32), stacked.expand(weights, value)
         _, values, own = jax.lax.sort(
-            [jnp.broadcast_to(a, value.shape) for a in by], dimension=0, num_keys=2, is_stable=False
+            [jnp.broadcast_to(a, value.shape) for a in by], dimension=0, num_keys=3, is_stable=False
         )
         values = jnp.where(stacked.expand(kept, values), values, 0)
         weight = product("ck,c...->k...", member, own)

@@ -112,7 +112,7 @@ class SRFCA(Told):
     def check(self, clients: int) -> None:
         super().check(clients)
         threshold.check(self.threshold)
-        if isinstance(self.distance, str):
+        if not isinstance(self.distance, Distance):
             one_of("distance", self.distance, *DISTANCES)
         if not 1 <= self.min_size <= clients:
             raise SettingError(
@@ -197,9 +197,10 @@ class SRFCA(Told):
                 f"no {self.min_size} clients are within threshold={cut.threshold:.4g} of each other: "
                 f"raise it (the nearest two are {nearest:.4g} apart), or lower min_size."
             )
-        member = (labels[:, None] == np.arange(k)).astype(np.float32)
         if self.warm:
-            begin = stacked.weighted(models, member / member.sum(axis=0))
+            inside = np.flatnonzero(labels >= 0)  # who is in no cluster may hold anything
+            member = (labels[inside, None] == np.arange(k)).astype(np.float32)
+            begin = stacked.weighted(stacked.take(models, inside), member / member.sum(axis=0))
         else:
             begin = jax.tree.map(lambda a: jnp.broadcast_to(a[0], (k, *a.shape[2:])), state.first)
         text = f"ONE_SHOT: {cut.reason}; {counted(k, 'cluster')}"
@@ -244,13 +245,16 @@ class SRFCA(Told):
             assignment=jnp.asarray(labels, jnp.int32)[None],
         )
         went = int((_or_none(home, before) != labels)[before >= 0].sum())
+        had = len(np.unique(now[now >= 0]))
         text = (
-            f"REFINE {done // self.rounds}: {counted(went, 'client')} moved to another cluster; "
-            f"{counted(len(np.unique(now[now >= 0])), 'cluster')} became {k}."
+            f"REFINE {done // self.rounds}: {counted(went, 'client') if went else 'nobody'} moved to another "
+            f"cluster; {counted(had, 'cluster')}{f' became {k}' if k != had else ''}."
         )
-        if lost.any():
-            text += f" {counted(int(lost.sum()), 'client')} were in clusters of fewer than {self.min_size}."
-        plain = [[None if np.isnan(d) else float(d) for d in row] for row in apart]
+        small = int((lost & (now >= 0)).sum())
+        if small:
+            were = "was in a cluster" if small == 1 else "were in clusters"
+            text += f" {counted(small, 'client')} {were} of fewer than {self.min_size}."
+        plain = [[float(d) if np.isfinite(d) else None for d in row] for row in apart]
         return after, Note("refine", text, {"apart": plain, "merged": home.tolist()})
 
 

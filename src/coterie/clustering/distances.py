@@ -16,8 +16,7 @@ from coterie.federation.protocol import Federation, bytes_of
 from coterie.learn import tasks
 from coterie.models import stacked
 
-# of models in one exchange; a client needs memory for what all of them make of all its examples
-BLOCK_BYTES, MOST_AT_ONCE = 2**25, 100
+BLOCK_BYTES = 2**25  # of models in one exchange
 
 
 class Distance(ABC):
@@ -121,7 +120,7 @@ class CrossLoss(Distance):
         known = np.flatnonzero(there)
         if not len(known):
             return losses
-        at_once = max(1, min(MOST_AT_ONCE, BLOCK_BYTES // bytes_of(stacked.take(own, 0))))
+        at_once = max(1, BLOCK_BYTES // bytes_of(stacked.take(own, 0)))
         asked = None if there.all() else federation.select(known)
         # of nearly equal size, so that they share a compiled program or two
         for block in np.array_split(known, -(-len(known) // at_once)):
@@ -163,11 +162,11 @@ class CrossLoss(Distance):
 def _by_cluster(
     losses: Float[np.ndarray, "clients models"], assignment: Int[np.ndarray, " clients"], k: int
 ) -> Float[np.ndarray, "k models"]:
-    """f_c: the mean loss over the clients of a cluster; NaN for one without clients that answered."""
-    known = np.where(np.isnan(losses), 0, losses)
+    """f_c: the mean loss over the clients of a cluster; NaN for one without clients that told a number."""
+    told = np.isfinite(losses)
     member = (assignment[:, None] == np.arange(k)).astype(np.float64)
-    count = member.T @ ~np.isnan(losses)
-    return np.where(count > 0, member.T @ known / np.maximum(count, 1), np.nan)
+    count = member.T @ told
+    return np.where(count > 0, member.T @ np.where(told, losses, 0) / np.maximum(count, 1), np.nan)
 
 
 def _euclidean(a: Float[np.ndarray, "n d"], b: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:

@@ -25,7 +25,7 @@ def components(
 
 def of_size(labels: Int[np.ndarray, " n"], least: int) -> Int[np.ndarray, " n"]:
     """The groups that have at least so many members, numbered anew; the members of others get -1."""
-    sizes = np.bincount(labels[labels >= 0])
+    sizes = np.bincount(labels[labels >= 0], minlength=1)
     large = (labels >= 0) & (sizes[labels] >= least)
     return _renumbered(np.where(large, labels, -1))
 

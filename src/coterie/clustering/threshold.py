@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ def check(threshold: float | str) -> None:
     if isinstance(threshold, str):
         known = threshold == "auto" or _share(threshold) is not None
     else:
-        known = not isinstance(threshold, bool) and threshold >= 0
+        number = isinstance(threshold, Real) and not isinstance(threshold, bool)
+        known = number and 0 <= threshold < np.inf
     if known:
         return
     raise SettingError(
@@ -97,15 +99,17 @@ def _share(threshold: float | str) -> float | None:
 
 
 def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int) -> Cut:
-    edges, parted = _leaps(distances, least)
+    # one client alone is a group where clusters may be so small, but it parts nothing
+    edges, parted = _leaps(distances, max(2, least))
     none = Cut(farthest, "there is no visible gap between near and far clients, so that all are one group")
     if not parted.any():
         return none
     low, high = edges[:-1], edges[1:]
     leap = np.where(parted, high / np.maximum(low, farthest * 1e-9), 0)
     best = int(leap.argmax())
-    # of clients that are all alike, 1 in 100 groups of 10 or more would still leap so far, in any dimension
-    wide = (2.5 + 40 / len(distances)) * edges[: best + 1].std()
+    # of clients that are all alike, 1 in 100 groups of 10 or more would still leap so far, in 2 dimensions or
+    # more (of models that have one number only, up to 1 in 5)
+    wide = (2.5 + 40 / (len(edges) + 1)) * edges[: best + 1].std()
     if high[best] - low[best] < max(wide, farthest * 1e-6):
         return none
     gap = float(low[best]), float(high[best])
@@ -121,11 +125,12 @@ def _leaps(
     """The edges of a minimum spanning tree by length, and between which of them a cut parts two groups."""
     known = np.isfinite(distances).any(axis=1)
     inside = distances[np.ix_(known, known)].astype(float)
-    # scipy takes what is zero for no edge at all
-    shift = 1.0
-    tree = minimum_spanning_tree(np.where(np.isfinite(inside), inside + shift, 0)).tocoo()
-    order = np.argsort(tree.data, kind="stable")
-    edges = tree.data[order] - shift
+    # scipy takes what is zero, or nearly so, for no edge at all
+    unit = float(inside[np.isfinite(inside)].max(initial=0)) or 1.0
+    tree = minimum_spanning_tree(np.where(np.isfinite(inside), 1 + inside / unit, 0)).tocoo()
+    lengths = inside[tree.row, tree.col]
+    order = np.argsort(lengths, kind="stable")
+    edges = lengths[order]
     groups, large, covered = DisjointSet(range(len(inside))), 0, 0
     parted = np.zeros(max(0, len(edges) - 1), bool)
     for step, (a, b) in enumerate(zip(tree.row[order], tree.col[order], strict=True)):

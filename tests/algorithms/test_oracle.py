@@ -1,0 +1,169 @@
+"""Oracle: clients that are told their cluster, against NumPy references."""
+
+import jax
+import numpy as np
+import pytest
+from in_process import InProcessGrid, apps_of
+from references import local_update, loss
+from references_srfca import trimmed_mean
+
+import coterie as ct
+from coterie.algorithms.rounds import Unobserved
+from coterie.errors import SettingError
+from coterie.federation.flower import FlowerFederation
+from coterie.models import stacked
+
+LR, STEPS, DIM, CLIENTS, ROUNDS = 0.05, 3, 4, 8, 4
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=LR, steps=STEPS))
+DATA = ct.data.mixed_regression(k=2, clients=CLIENTS, examples=7, dim=DIM, noise=0.3, seed=0)
+PAIRS = [(np.asarray(x, float), np.asarray(y, float)) for x, y in DATA.train]
+TRUTH = np.array([2, 0, 1, 1, 0, 2, 1, 0])
+
+
+def matrix(models):
+    return np.asarray(stacked.to_matrix(models), float)
+
+
+class First(Unobserved):
+    """Watches a run for the models that it starts with."""
+
+    models = None
+
+    def after(self, state, federation, records, done):
+        if self.models is None:
+            self.models = matrix(stacked.take(state.models, 0))
+
+
+def fitted(truth, train=DATA.train, **settings):
+    """What it finds, and what it started with."""
+    watch = First()
+    found = ct.Oracle(truth, rounds=ROUNDS, **settings).fit(train, LEARNER, seed=1, observer=watch)
+    return found, watch.models
+
+
+def expected(models, truth, together=lambda replies: np.mean(replies, axis=0)):
+    """Rounds by hand; a client that is told -1 chooses once, and keeps to it."""
+    models, truth = models.copy(), np.array(truth)
+    for _ in range(ROUNDS):
+        before = models.copy()
+        truth = [
+            int(np.argmin([loss(w, x, y) for w in before])) if label < 0 else int(label)
+            for label, (x, y) in zip(truth, PAIRS, strict=True)
+        ]
+        for j in set(truth):
+            mine = [i for i in range(CLIENTS) if truth[i] == j]
+            models[j] = together([local_update(before[j], *PAIRS[i], LR, STEPS) for i in mine])
+    return models, truth
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return fitted(TRUTH)
+
+
+def test_each_model_is_trained_by_its_clients_alone(plain):
+    found, first = plain
+    models, _ = expected(first, TRUTH)
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.assignment, TRUTH)
+    assert found.k == 3 and not np.allclose(first[0], first[1])
+    assert all(r.changed == 0 and r.sizes == (3, 3, 2) for r in found.history)
+
+
+def test_what_other_clients_hold_does_not_matter(plain):
+    x, y = map(list, zip(*DATA.train, strict=True))
+    for i in np.flatnonzero(TRUTH == 1):
+        x[i], y[i] = 2 * x[i] + 1, -y[i]
+    other, _ = fitted(TRUTH, ct.Shards.from_lists(x, y))
+    ours, theirs = matrix(plain[0].models), matrix(other.models)
+    np.testing.assert_allclose(ours[[0, 2]], theirs[[0, 2]], rtol=1e-5, atol=1e-6)
+    assert np.abs(ours[1] - theirs[1]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        TRUTH.tolist(),
+        TRUTH.astype(np.int8),
+        10 * TRUTH + 5,
+        TRUTH - 7.5,
+        np.array(["a", "b", "c"])[TRUTH],
+        dict(enumerate(TRUTH.tolist())),
+        {str(i): ["a", "b", "c"][c] for i, c in enumerate(TRUTH)},
+        dict(reversed(list(enumerate(TRUTH)))),  # in another order
+        {np.int64(i): c for i, c in enumerate(TRUTH)},
+    ],
+)
+def test_the_truth_may_be_given_by_position_or_by_id_with_any_labels(truth, plain):
+    found, _ = fitted(truth)
+    np.testing.assert_array_equal(found.assignment, TRUTH)  # labels are numbered as they are sorted
+    np.testing.assert_array_equal(matrix(found.models), matrix(plain[0].models))
+
+
+def test_the_truth_is_by_id_whatever_the_order_of_the_clients(plain):
+    order = np.random.default_rng(0).permutation(CLIENTS)
+    by_id, _ = fitted(dict(enumerate(TRUTH)), DATA.train[order])
+    by_position, _ = fitted(TRUTH[order], DATA.train[order])
+    for found in (by_id, by_position):
+        np.testing.assert_array_equal(found.ids, order)
+        np.testing.assert_array_equal(found.assignment, TRUTH[order])
+        np.testing.assert_allclose(matrix(found.models), matrix(plain[0].models), rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_of_unknown_truth_takes_the_model_of_lowest_loss():
+    known = {i: c for i, c in enumerate(TRUTH.tolist()) if i not in (3, 5)}
+    found, first = fitted(known)
+    models, truth = expected(first, [known.get(i, -1) for i in range(CLIENTS)])
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.assignment, truth)
+    # it is sent all models in the first round, and then the one it took
+    one, model = DIM * 4 + 4 + 4, DIM * 4
+    assert found.history[0].bytes_down == CLIENTS * one + 2 * 2 * model
+    assert found.history[1].bytes_down == CLIENTS * one
+
+
+def test_clients_of_the_truth_that_are_not_there_do_no_harm(plain):
+    found, _ = fitted({**dict(enumerate(TRUTH.tolist())), "somebody": 2, 99: 0})
+    np.testing.assert_array_equal(found.assignment, TRUTH)
+    np.testing.assert_array_equal(matrix(found.models), matrix(plain[0].models))
+
+
+def test_wrong_clients_are_left_out_by_a_trimmed_mean():
+    found, first = fitted(np.zeros(CLIENTS, int), aggregate=ct.TrimmedMean(0.25))
+    models, _ = expected(first, np.zeros(CLIENTS, int), lambda replies: trimmed_mean(replies, 0.25))
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-4, atol=1e-5)
+
+
+def test_over_flower_it_is_the_same(plain):
+    grid = InProcessGrid(apps_of(LEARNER, DATA))
+    federation = FlowerFederation(grid, min_clients=CLIENTS, poll=0.001)
+    found, _ = fitted(dict(enumerate(TRUTH)), federation)
+    np.testing.assert_array_equal(found.assignment, TRUTH)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found.models, plain[0].models
+    )
+
+
+def test_it_is_the_best_that_a_method_could_find():
+    data = ct.data.mixed_regression(k=2, clients=12, examples=20, dim=DIM, noise=0.2, scale=2.0, seed=2)
+    oracle, together = (
+        algorithm.fit(data.train, LEARNER, seed=0).evaluate(data.test).loss
+        for algorithm in (ct.Oracle(data.truth, rounds=30), ct.Global(rounds=30))
+    )
+    assert oracle < 0.1 < together
+
+
+@pytest.mark.parametrize(
+    ("truth", "words"),
+    [
+        (None, "the oracle needs the true clusters: give truth, such as data.truth"),
+        (TRUTH[:-1], "truth has 7 labels for 8 clients"),
+        ([], "k must be at least 1"),
+        ({}, "k must be at least 1"),
+        ({i: i for i in range(9)}, "k=9 clusters need at least as many clients; there are 8"),
+    ],
+)
+def test_a_truth_that_cannot_be_is_refused(truth, words):
+    with pytest.raises(SettingError, match=words) as raised:
+        fitted(truth)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,726 @@
+"""SR-FCA against Algorithms 1 to 4 of the paper, and what must hold whatever the data."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from in_process import InProcessGrid, apps_of
+from references_srfca import sr_fca
+
+import coterie as ct
+from coterie import keys
+from coterie.algorithms.rounds import Unobserved
+from coterie.clustering.distances import L2
+from coterie.clustering.history import Event
+from coterie.errors import LearnerError, SettingError
+from coterie.federation.flower import FlowerFederation
+from coterie.models import stacked
+from coterie.run import folder as folder_module
+from coterie.run.folder import Recorder, RunFolder
+
+LR, STEPS, ROUNDS = 0.05, 4, 5
+SIZES = [9, 16, 12, 10, 14, 9, 11, 13, 16, 12, 10, 15]  # one bucket, of which most clients fill a part
+DIM, CLIENTS = 5, len(SIZES)
+
+
+def population(seed=0, k=3, noise=0.6, sizes=SIZES):
+    return ct.data.mixed_regression(
+        k=k, clients=len(sizes), examples=list(sizes), dim=DIM, noise=noise, scale=2.0, seed=seed
+    )
+
+
+def learner(**local):
+    return ct.Learner(ct.models.Linear(), "squared", ct.SGD(**{"lr": LR, "steps": STEPS, **local}))
+
+
+def matrix(models):
+    return np.asarray(stacked.to_matrix(models), float)
+
+
+def clients_of(shards):
+    return [(np.asarray(x, float), np.asarray(y, float)) for x, y in shards]
+
+
+class Trace(Unobserved):
+    """Watches a run for w_0, and for the clusters and their models after each pause."""
+
+    def __init__(self):
+        self.assignments, self.models = [], []
+
+    def after(self, state, federation, records, done):
+        self.first = matrix(stacked.take(state.first, 0))[0]
+        if any(isinstance(record, Event) for record in records):
+            self.assignments.append(np.array(state.assignment[0]))
+            self.models.append(matrix(stacked.take(state.models, 0)))
+
+
+def alone(algorithm, local):
+    """For how many steps clients train alone: whole local updates."""
+    steps = local.local.steps
+    return steps * (algorithm.rounds if algorithm.init_steps is None else -(-algorithm.init_steps // steps))
+
+
+def expected(algorithm, shards, first, local, seed=0):
+    """What the paper says comes of it: the models, and the clusters after each pause."""
+    tokens = keys.tokens(shards.ids)
+
+    def drawn(t, eligible):
+        count = algorithm.participants(len(eligible))
+        return [eligible[i] for i in keys.participants(seed, t, tokens[eligible], count)]
+
+    return sr_fca(
+        clients_of(shards),
+        first,
+        algorithm.threshold,
+        local.local.lr,
+        algorithm.rounds,
+        local.local.steps,
+        algorithm.min_size,
+        algorithm.refines,
+        algorithm.trim,
+        algorithm.distance,
+        alone(algorithm, local),
+        algorithm.warm,
+        algorithm.average,
+        algorithm.radius,
+        drawn,
+        algorithm.weight == "examples",
+    )
+
+
+def assert_as_in_the_paper(algorithm, shards, local, seed=0):
+    """Run it both ways; returns the clusters after each pause."""
+    watch = Trace()
+    found = algorithm.fit(shards, local, seed=seed, observer=watch)
+    models, labels = expected(algorithm, shards, watch.first, local, seed)
+    assert [a.tolist() for a in watch.assignments] == [a.tolist() for a in labels]
+    np.testing.assert_array_equal(found.assignment, labels[-1])
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-3, atol=1e-4)
+    assert found.k == len(models)
+    return found, labels
+
+
+# -- line by line -----------------------------------------------------------------------------------------
+
+SETTINGS = {  # and on which data
+    "as printed": (
+        {"distance": "l2", "average": "gradients", "radius": 1.5, "threshold": 0.8, "trim": 0.25},
+        [2, 3],
+    ),
+    "as run": ({"distance": "cross_loss", "threshold": 0.8, "trim": 0.25}, [0, 3]),
+    "warm": ({"distance": "l2", "threshold": 0.5, "warm": True, "init_steps": 17, "min_size": 1}, [0, 7]),
+    "warm gradients": (
+        {"distance": "cross_loss", "average": "gradients", "threshold": 1.5, "warm": True},
+        [0, 1],
+    ),
+    "some clients": (
+        {"distance": "cross_loss", "threshold": 0.8, "participation": 0.6, "trim": 0.34},
+        [0, 3],
+    ),
+    "by examples": (
+        {"distance": "l2", "threshold": 0.8, "weight": "examples", "trim": 0.25, "refines": 1},
+        [2, 3],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_agrees_with_the_paper_line_by_line(name):
+    settings, seeds = SETTINGS[name]
+    algorithm = ct.SRFCA(rounds=ROUNDS, **settings)
+    # the server takes one step where clients take several: a longer one, or nothing would be learned
+    local = learner(lr=0.2, steps=1) if algorithm.average == "gradients" else learner()
+    numbers = set()
+    for seed in seeds:
+        found, labels = assert_as_in_the_paper(algorithm, population(seed).train, local, seed)
+        assert len(labels) == algorithm.refines + 1
+        assert (found.assignment >= 0).all() and set(found.assignment) == set(range(found.k))
+        numbers.add(found.k)
+    assert len(numbers) > 1  # of clusters: it is found, and differs from data to data
+
+
+# -- clients in places that we choose ---------------------------------------------------------------------
+
+EXACT = learner(lr=0.25, steps=3)
+
+
+def placed(points):
+    """Clients whose loss is |w - w_i|^2: a step of 1/4 takes them half of the way to w_i, where we put it.
+
+    All distances are then known: w_i and w_j are |w_i - w_j| apart, and the square of that by cross loss.
+    """
+    xs, ys = [], []
+    for i, point in enumerate(points):
+        n = 6 + i % 3
+        x = np.sqrt(n) * np.linalg.qr(np.random.default_rng(i).standard_normal((n, DIM)))[0]
+        xs.append(x)
+        ys.append(x @ np.pad(np.asarray(point, float), (0, DIM - len(point))))
+    return ct.Shards.from_lists(xs, ys)
+
+
+def polygon(corners, side, axes, around):
+    """A regular polygon in the plane of two axes, around a point."""
+    radius, angles = side / (2 * np.sin(np.pi / corners)), 2 * np.pi * np.arange(corners) / corners
+    points = np.tile(np.array(around, float), (corners, 1))
+    points[:, axes] += radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return points.tolist()
+
+
+def far(count):
+    """A cluster that has nothing to do with the others."""
+    return [(20.0, 0.1 * i) for i in range(count)]
+
+
+# with a threshold of 1, by either distance
+RINGS = [
+    # two rings whose corners are 0.97 from the next, and at least 1.16 from each other's; their centres 0.3
+    *polygon(5, 0.97, (0, 1), around=[0, 0, 0, 0, 0]),
+    *polygon(5, 0.97, (2, 3), around=[0, 0, 0, 0, 0.3]),
+    *far(4),
+]
+BRIDGE = [
+    (0, 0), (0, 0.3), (0.9, 0), (1.8, 0),  # a cluster,
+    (2.7, 0),  # a client at its end that is nearer to the centre of
+    (4.0, 0), (4.3, 0), (4.0, 0.3),  # this one, none of which is near it,
+    (0, -1.2),  # and one that nobody is near
+    *far(5),
+]  # fmt: skip
+ERODED = [
+    (-1.94, 0), (-0.97, 0), (0, 0),  # three clients, the last of which goes to the centre of the ring
+    *polygon(7, 0.93, (1, 2), around=[0.3, 0, 0, 0, 0]),
+    *far(4),
+]  # fmt: skip
+
+
+def events(found):
+    return [event.details["merged"] for event in found.history.events if event.name == "refine"]
+
+
+@pytest.fixture(scope="module", params=["l2", "cross_loss"])
+def exact(request):
+    return ct.SRFCA(rounds=4, threshold=1.0, distance=request.param, min_size=3, trim=0.1)
+
+
+def test_a_cluster_that_one_shot_splits_is_merged(exact):
+    found, (before, first, last) = assert_as_in_the_paper(exact, placed(RINGS), EXACT)
+    assert before.tolist() == [0] * 5 + [1] * 5 + [2] * 4
+    assert first.tolist() == last.tolist() == [0] * 10 + [1] * 4
+    assert events(found) == [[0, 0, 1], [0, 1]]
+    one_shot, refine, again = found.history.events
+    assert "3 clusters." in one_shot.text and "3 clusters became 2." in refine.text
+    assert "became" not in again.text
+    # their models are the centres, and a loss adds the square of the radius
+    squared = 0.3**2 + np.square(RINGS[0]).sum()
+    wanted = 0.3 if exact.distance == "l2" else squared
+    assert refine.details["apart"][0][1] == pytest.approx(wanted, rel=1e-2)
+
+
+def test_a_client_in_the_wrong_cluster_moves_and_one_in_none_joins(exact):
+    exact = dataclasses.replace(exact, min_size=2)
+    found, (before, first, last) = assert_as_in_the_paper(exact, placed(BRIDGE), EXACT)
+    assert before.tolist() == [0] * 5 + [1] * 3 + [-1] + [2] * 5
+    assert first.tolist() == last.tolist() == [0] * 4 + [1] * 4 + [0] + [2] * 5
+    one_shot, refine, _ = found.history.events
+    assert one_shot.text.endswith("; 3 clusters, and 1 client in none of them yet.")
+    assert "1 client moved to another cluster" in refine.text
+    assert one_shot.sizes == [[5, 3, 5]] and refine.sizes == [[5, 4, 5]]
+    assert refine.moved == [[[4, 1], [8, 0]]]
+
+
+def test_clients_of_a_cluster_that_has_become_too_small_join_the_nearest(exact):
+    found, (before, first, last) = assert_as_in_the_paper(exact, placed(ERODED), EXACT)
+    assert before.tolist() == [0] * 3 + [1] * 7 + [2] * 4
+    assert first.tolist() == [-1] * 2 + [0] * 8 + [1] * 4  # they wait for the next REFINE,
+    assert last.tolist() == [0] * 10 + [1] * 4
+    assert "2 clients were in clusters of fewer than 3." in found.history.events[1].text
+    # if there is one
+    found, (_, last) = assert_as_in_the_paper(dataclasses.replace(exact, refines=1), placed(ERODED), EXACT)
+    assert last.tolist() == [0] * 10 + [1] * 4
+    # and a cluster of two is kept where that is enough
+    found, (_, last) = assert_as_in_the_paper(
+        dataclasses.replace(exact, refines=1, min_size=2), placed(ERODED), EXACT
+    )
+    assert last.tolist() == [0] * 2 + [1] * 8 + [2] * 4
+
+
+# -- what it finds ----------------------------------------------------------------------------------------
+
+# of these data both make three clusters, the true ones, and compile the same programs again and again
+DATA = ct.data.mixed_regression(k=3, clients=CLIENTS, examples=12, dim=DIM, noise=0.3, scale=2.5, seed=1)
+LOCAL = learner(lr=0.1)
+PLAIN = {name: ct.SRFCA(rounds=3, distance=name, threshold=1.0) for name in ("l2", "cross_loss")}
+BOTH = pytest.mark.parametrize("name", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {name: algorithm.fit(DATA.train, LOCAL, seed=1) for name, algorithm in PLAIN.items()}
+
+
+@BOTH
+def test_the_number_of_clusters_is_found(name, plain):
+    assert plain[name].k == 3
+    assert ct.metrics.misclustering(plain[name].assignment, DATA.truth) == 0
+    coarse = dataclasses.replace(PLAIN[name], threshold=1e3).fit(DATA.train, LOCAL, seed=1)
+    assert coarse.k == 1
+
+
+@BOTH
+def test_what_is_returned_is_what_is_evaluated(name, plain):
+    found = plain[name]
+    np.testing.assert_array_equal(found.ids, DATA.train.ids)
+    np.testing.assert_array_equal(found.history.assignments()[-1], found.assignment)
+    assert found.history.events[-1].sizes == [found.sizes.tolist()]
+    models = matrix(found.models)
+    losses = [[np.mean((y - x @ w) ** 2) for w in models] for x, y in clients_of(DATA.train)]
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-4)
+    result = found.evaluate(DATA.test)
+    own = [
+        np.mean((y - x @ models[c]) ** 2)
+        for (x, y), c in zip(clients_of(DATA.test), found.assignment, strict=True)
+    ]
+    assert result.chosen_by == "train" and len(result.per_client) == CLIENTS
+    np.testing.assert_allclose(result.per_client["loss"], own, rtol=1e-4)
+
+
+@BOTH
+def test_each_stage_is_told(name, plain):
+    history = plain[name].history
+    assert [(event.name, event.after) for event in history.events] == [
+        ("one-shot", 0),
+        ("refine", 3),
+        ("refine", 6),
+    ]
+    assert [round_.round for round_ in history] == list(range(6))
+    assert history.events[0].details["threshold"] == 1
+    assert sum(history.events[0].details["histogram"]["counts"]) == CLIENTS * (CLIENTS - 1) // 2
+    for event in history.events:
+        json.dumps(event.details, allow_nan=False)
+        assert event.seconds > 0
+
+
+def test_an_automatic_threshold_is_told_with_its_reason():
+    found = ct.SRFCA(rounds=4).fit(placed(RINGS[:5] + far(9)), EXACT)
+    assert found.k == 2 and found.sizes.tolist() == [5, 9]
+    told = found.history.events[0]
+    low, high = told.details["gap"]
+    assert low == pytest.approx(0.97**2, rel=0.01) and high > 300
+    assert told.details["threshold"] == pytest.approx((low + high) / 2)
+    assert told.details["reason"] in told.text and "gap" in told.details["reason"]
+
+
+def test_a_share_of_the_pairs_may_be_the_threshold():
+    # of 14 clients 5 are in one cluster and 9 in another: 46 of 91 pairs, or 51%
+    found = ct.SRFCA(rounds=4, threshold="45%", distance="l2").fit(placed(RINGS[:5] + far(9)), EXACT)
+    assert found.sizes.tolist() == [5, 9]
+    found = ct.SRFCA(rounds=4, threshold="60%", distance="l2").fit(placed(RINGS[:5] + far(9)), EXACT)
+    assert found.sizes.tolist() == [14]
+
+
+def test_a_distance_of_ones_own():
+    @dataclasses.dataclass(frozen=True)
+    class Twice(L2):
+        def between_clients(self, own):
+            return 2 * super().between_clients(own)
+
+        def between_clusters(self, models, said, assignment):
+            return 2 * super().between_clusters(models, said, assignment)
+
+    once, twice = (
+        ct.SRFCA(rounds=4, min_size=3, trim=0.1, **settings).fit(placed(ERODED), EXACT)
+        for settings in ({"distance": "l2", "threshold": 1.0}, {"distance": Twice(), "threshold": 2.0})
+    )
+    np.testing.assert_array_equal(once.assignment, twice.assignment)
+    np.testing.assert_allclose(matrix(once.models), matrix(twice.models), rtol=1e-5)
+
+
+# -- what must not matter ---------------------------------------------------------------------------------
+
+
+def assert_the_same(one, other, order=None, **close):
+    """The same clusters and models, whatever the clusters' numbers and the order of the clients."""
+    close = {"rtol": 1e-4, "atol": 1e-5, **close}
+    order = np.arange(len(one.ids)) if order is None else np.asarray(order)
+    assert list(map(str, one.ids[order])) == list(map(str, other.ids))
+    assert one.k == other.k
+    own, others = (matrix(found.models)[found.assignment] for found in (one, other))
+    np.testing.assert_allclose(own[order], others, **close)
+    assert ct.metrics.misclustering(one.assignment[order], other.assignment) == 0
+
+
+@BOTH
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_the_order_of_the_clients_does_not_matter(name, participation, plain):
+    algorithm = dataclasses.replace(PLAIN[name], participation=participation)
+    found = plain[name] if participation == 1 else algorithm.fit(DATA.train, LOCAL, seed=1)
+    order = np.random.default_rng(3).permutation(CLIENTS)
+    shuffled = algorithm.fit(DATA.train[order], LOCAL, seed=1)
+    np.testing.assert_array_equal(shuffled.ids, order)
+    assert_the_same(found, shuffled, order)
+    assert shuffled.assignment[0] == 0  # clusters are numbered by their first clients
+
+
+@BOTH
+def test_how_clients_are_batched_does_not_matter(name, plain):
+    other = {"l2": {"batch": 1}, "cross_loss": {"resident": False}}[name]
+    again = PLAIN[name].fit(ct.Simulation(DATA.train, **other), LOCAL, seed=1, chunk=3)
+    assert_the_same(plain[name], again)
+    assert [e.moved for e in again.history.events] == [e.moved for e in plain[name].history.events]
+
+
+def test_clients_of_very_different_sizes_count_the_same():
+    # in several buckets, each of which is padded to its largest client
+    data = population(0, sizes=[100, 40, *SIZES[2:]])
+    assert len(data.train.buckets) == 3
+    assert_as_in_the_paper(ct.SRFCA(rounds=2, distance="cross_loss", threshold=1.0), data.train, learner())
+
+
+# -- who does not answer ----------------------------------------------------------------------------------
+
+
+class Partly:
+    """A federation of which some clients never answer some tasks; what comes back in their name is NaN."""
+
+    traceable = False
+
+    def __init__(self, federation, silent):
+        self._federation, self._silent = federation, silent
+
+    def with_learner(self, learner):
+        return Partly(self._federation.with_learner(learner), self._silent)
+
+    def ask(self, task, *arguments, **settings):
+        answers = self._federation.ask(task, *arguments, **settings)
+        quiet = np.isin(answers.clients, self._silent.get(task.__name__, []))
+
+        def nothing(array):
+            return jax.numpy.where(stacked.expand(quiet, array), jax.numpy.nan, array)
+
+        value, report = jax.tree.map(nothing, (answers.value, answers.report))
+        answered = answers.answered & ~stacked.expand(quiet, answers.answered)
+        return dataclasses.replace(answers, answered=answered, value=value, report=report)
+
+    def __getattr__(self, name):
+        return getattr(self._federation, name)
+
+
+EITHER = pytest.mark.parametrize(("name", "warm"), [("l2", True), ("cross_loss", False)])
+
+
+@EITHER
+def test_a_client_that_misses_the_first_stage_changes_nothing_for_the_others(name, warm):
+    algorithm, others = dataclasses.replace(PLAIN[name], warm=warm), np.arange(CLIENTS) != 3
+    watch = Trace()
+    found = algorithm.fit(Partly(ct.Simulation(DATA.train), {"train": [3]}), LOCAL, seed=1, observer=watch)
+    without = algorithm.fit(DATA.train[np.flatnonzero(others)], LOCAL, seed=1)
+    np.testing.assert_array_equal(found.assignment[others], without.assignment)
+    np.testing.assert_allclose(matrix(found.models), matrix(without.models), rtol=1e-4, atol=1e-5)
+    # it takes no part in any round; in the end it is given the model that fits it best
+    assert all(assignment[3] == -1 for assignment in watch.assignments)
+    assert {round_.asked for round_ in found.history} == {CLIENTS - 1}
+    assert found.assignment[3] == np.argmin(found.losses[3])
+
+
+def test_a_client_that_says_nothing_of_losses_keeps_its_place():
+    # it tells nothing of clients' models, so that it is in no cluster, and nothing in the end
+    found = PLAIN["cross_loss"].fit(Partly(ct.Simulation(DATA.train), {"losses": [3]}), LOCAL, seed=1)
+    others = np.arange(CLIENTS) != 3
+    assert found.assignment[3] == -1 and np.isnan(found.losses[3]).all()
+    assert ct.metrics.misclustering(found.assignment[others], DATA.truth[others]) == 0
+
+
+@BOTH
+def test_clients_that_drop_out_now_and_then(name):
+    watch = Trace()
+    found = PLAIN[name].fit(ct.Simulation(DATA.train, drop=0.15), LOCAL, seed=2, observer=watch)
+    answered = [round_.answered for round_ in found.history]
+    assert min(answered) < max(answered) <= CLIENTS
+    first, last = watch.assignments[0], watch.assignments[-1]
+    assert (first < 0).any()  # somebody missed ONE_SHOT
+    told = ~np.isnan(found.losses).all(axis=1)
+    best = np.nanargmin(np.where(told[:, None], found.losses, 0), axis=1)
+    wanted = np.where(last >= 0, last, np.where(told, best, -1))
+    np.testing.assert_array_equal(found.assignment, wanted)
+    here = found.assignment >= 0
+    assert here.sum() > CLIENTS / 2
+    assert ct.metrics.misclustering(found.assignment[here], DATA.truth[here]) == 0
+
+
+@EITHER
+def test_a_client_whose_own_training_diverges_ruins_nothing(name, warm):
+    x, y = map(list, zip(*DATA.train, strict=True))
+    x[3] = x[3] * 1000
+    shards, others = ct.Shards.from_lists(x, y), np.arange(CLIENTS) != 3
+    algorithm, watch = dataclasses.replace(PLAIN[name], warm=warm, init_steps=40), Trace()
+    found = algorithm.fit(shards, LOCAL, seed=1, observer=watch)
+    assert np.isfinite(matrix(found.models)).all()
+    assert ct.metrics.misclustering(found.assignment[others], DATA.truth[others]) == 0
+    assert watch.assignments[-1][3] == -1  # its own model is none
+    assert found.assignment[3] == np.argmin(found.losses[3])
+
+
+def test_nobody_is_drawn_who_is_in_no_cluster():
+    algorithm = ct.SRFCA(rounds=4, threshold=1.0, distance="l2", min_size=2, participation=0.7)
+    found = algorithm.fit(placed(BRIDGE), EXACT)
+    # 13 of 14 are in a cluster at first
+    assert [round_.asked for round_ in found.history] == [round(0.7 * 13)] * 4 + [round(0.7 * 14)] * 4
+    assert found.history.assignments()[2, 8] == -1
+
+
+# -- interrupted, saved -----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
+class Interrupted:
+    """Writes a run down, and is killed after so many things that happened."""
+
+    def __init__(self, path, moment, every):
+        self._recorder, self._left = Recorder(RunFolder(path), every=every), moment
+
+    def after(self, *happened):
+        self._recorder.after(*happened)
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+
+    def __getattr__(self, name):
+        return getattr(self._recorder, name)
+
+
+def told(found):
+    """All that a run tells but for the time it took."""
+    lines = [json.loads(record.to_line()) for record in found.history.records]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@BOTH
+@pytest.mark.parametrize("every", [0, 2.5])
+def test_interrupted_at_any_moment_it_ends_the_same(name, every, plain, tmp_path, monkeypatch):
+    """Also between the last round of a stage and what follows it; the state is kept now, or now and then."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(folder_module.time, "monotonic", lambda: next(clock))
+    whole = plain[name]
+    happened = 1 + len(whole.history.records)  # and the start
+    assert happened == 1 + 1 + 3 + 1 + 3 + 1
+    for moment in range(1, happened + 1):
+        path = tmp_path / str(moment)
+        with pytest.raises(Killed):
+            PLAIN[name].fit(DATA.train, LOCAL, seed=1, observer=Interrupted(path, moment, every))
+        again = PLAIN[name].fit(DATA.train, LOCAL, seed=1, observer=Recorder(RunFolder(path), every=every))
+        np.testing.assert_array_equal(again.assignment, whole.assignment)
+        np.testing.assert_array_equal(matrix(again.models), matrix(whole.models))
+        assert told(again) == told(whole), f"interrupted after {moment}"
+        assert len((path / "rounds.jsonl").read_text().splitlines()) == len(whole.history.records)
+
+
+@BOTH
+def test_a_saved_result_keeps_what_happened(name, plain, tmp_path):
+    plain[name].save(tmp_path)
+    again = ct.load(tmp_path)
+    assert again.history.events == plain[name].history.events
+    assert len(again.history) == len(plain[name].history)
+    assert again.algorithm == plain[name].algorithm and again.algorithm["name"] == "srfca"
+    assert again.algorithm["distance"] == name
+    assert_the_same(plain[name], again, rtol=0, atol=0)
+
+
+# -- what travels -----------------------------------------------------------------------------------------
+
+MODEL = 4 * DIM
+
+
+@BOTH
+def test_history_counts_what_travels(name, plain):
+    history = plain[name].history
+    one_shot, *refines = history.events
+    # the model, the numbers of 3 rounds and whether to take part; back, the model and 3 losses
+    down, up = CLIENTS * (MODEL + 3 * 4 + 3), CLIENTS * (MODEL + 3 * 4)
+    if name == "cross_loss":  # all models to all clients, and a number for each
+        down, up = down + CLIENTS * CLIENTS * MODEL, up + CLIENTS * CLIENTS * 4
+    assert (one_shot.asks, one_shot.bytes_down, one_shot.bytes_up) == (1 + (name == "cross_loss"), down, up)
+    for event in refines:
+        if name == "cross_loss":  # three cluster models to all, and three numbers back
+            assert (event.asks, event.bytes_down, event.bytes_up) == (
+                1,
+                CLIENTS * 3 * MODEL,
+                CLIENTS * 3 * 4,
+            )
+        else:
+            assert (event.asks, event.bytes_down, event.bytes_up) == (0, 0, 0)
+    for round_ in history:
+        assert round_.bytes_down == CLIENTS * (MODEL + 4 + 4)  # one model, the round, which model
+        assert round_.bytes_up == CLIENTS * (MODEL + 4 + 4)  # the model, its loss, which model
+        assert round_.bytes_spared == CLIENTS * 2 * MODEL
+    assert history.total("bytes_up") == sum(r.bytes_up for r in [*history, *history.events])
+
+
+class Messages:
+    """A run over Flower of which every message was kept."""
+
+    def __init__(self, algorithm, data):
+        self.grid = InProcessGrid(apps_of(LOCAL, data))
+        federation = FlowerFederation(self.grid, min_clients=len(data.train), poll=0.001)
+        self.found = algorithm.fit(federation, LOCAL, seed=1)
+
+    def letters(self):
+        """For each client: what it was asked, and what it answered, exchange by exchange."""
+        for node in self.grid.nodes.values():
+            asked = [m.content for m in node.heard if m.metadata.message_type == "query.ask"]
+            yield list(zip(asked, node.said[-len(asked) :], strict=True))
+
+
+@pytest.fixture(scope="module")
+def messages():
+    return {name: Messages(algorithm, DATA) for name, algorithm in PLAIN.items()}
+
+
+def models_in(record):
+    """The models that a message holds, as rows."""
+    rows = [array.numpy().reshape(-1, DIM) for name, array in record.items() if "weight" in name]
+    return np.concatenate([np.zeros((0, DIM), np.float32), *rows])
+
+
+@BOTH
+def test_over_flower_it_is_the_same(name, plain, messages):
+    found = messages[name].found
+    np.testing.assert_array_equal(found.assignment, plain[name].assignment)
+    assert_the_same(plain[name], found)
+    for ours, theirs in zip(found.history.records, plain[name].history.records, strict=True):
+        assert (ours.bytes_down, ours.bytes_up, ours.bytes_spared, ours.moved, ours.sizes) == (
+            theirs.bytes_down,
+            theirs.bytes_up,
+            theirs.bytes_spared,
+            theirs.moved,
+            theirs.sizes,
+        )
+
+
+@BOTH
+def test_the_tasks_of_a_run_come_in_order(name, messages):
+    look = ["losses"] if name == "cross_loss" else []
+    rounds = ["choose_and_train"] * 3
+    for letters in messages[name].letters():
+        assert [ask["ask"]["task"] for ask, _ in letters] == [
+            "train",
+            *look,
+            *(rounds + look) * 2,
+            "losses",  # the last one, under the models that are returned
+        ]
+
+
+@BOTH
+def test_losses_travel_as_numbers(name, messages):
+    seen = 0
+    for letters in messages[name].letters():
+        for ask, answer in letters:
+            if ask["ask"]["task"] != "losses":
+                continue
+            sent = len(models_in(ask["broadcast"]))
+            (reply,) = answer.values()
+            assert set(reply) == {"report/losses"}
+            assert reply["report/losses"].numpy().size == sent
+            assert len(ask["each"]) == 0
+            seen += 1
+    assert seen == CLIENTS * (4 if name == "cross_loss" else 1)
+
+
+@BOTH
+def test_whose_models_clients_are_sent(name, messages):
+    """A client's own model is sent to the others once, to compare it, or not at all."""
+    everybody = list(messages[name].letters())
+    own = [models_in(letters[0][1]["reply"]) for letters in everybody]
+    assert all(len(model) == 1 for model in own)
+    final = matrix(messages[name].found.models)
+    for letters in everybody:
+        times = np.array(
+            [
+                [int((models_in(ask["broadcast"]) == model).all(axis=1).sum()) for model in own]
+                + [int((models_in(ask["each"]) == model).all(axis=1).sum()) for model in own]
+                for ask, _ in letters
+            ]
+        )
+        by_model = times[:, :CLIENTS] + times[:, CLIENTS:]
+        if name == "l2":
+            assert (by_model == 0).all()
+        else:
+            assert (by_model[1] == 1).all() and (by_model[[0, *range(2, len(letters))]] == 0).all()
+        # in a round it is sent the model of its cluster alone, and in the end those of all clusters
+        assert all(
+            len(models_in(ask["broadcast"])) == 1
+            for ask, _ in letters
+            if ask["ask"]["task"] == "choose_and_train"
+        )
+        np.testing.assert_allclose(models_in(letters[-1][0]["broadcast"]), final, rtol=1e-6)
+
+
+@BOTH
+def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(name):
+    late = CLIENTS - 1
+    apps = apps_of(LOCAL, DATA)
+    grid = InProcessGrid(apps[:late])
+    watch = Trace()
+    after = watch.after
+
+    def joins(state, federation, records, done):
+        after(state, federation, records, done)
+        if done == 2 and len(grid.nodes) == late:
+            grid.join(apps[late])
+
+    watch.after = joins
+    federation = FlowerFederation(grid, min_clients=late, poll=0.001)
+    found = PLAIN[name].fit(federation, LOCAL, seed=1, observer=watch)
+    without = PLAIN[name].fit(DATA.train[np.arange(late)], LOCAL, seed=1)
+    assert [len(a) for a in watch.assignments] == [late, CLIENTS, CLIENTS]
+    assert watch.assignments[-1][late] == -1 and found.assignment[late] == np.argmin(found.losses[late])
+    np.testing.assert_array_equal(found.assignment[:late], without.assignment)
+    np.testing.assert_allclose(matrix(found.models), matrix(without.models), rtol=1e-4, atol=1e-5)
+
+
+# -- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"threshold": "many"}, "threshold must be 'auto', a distance, or a share"),
+        ({"threshold": -1.0}, "threshold must be"),
+        ({"threshold": float("inf")}, "threshold must be"),
+        ({"threshold": None}, "threshold must be"),
+        ({"distance": "cosine"}, "distance must be 'cross_loss' or 'l2', not 'cosine'"),
+        ({"distance": 3}, "distance must be"),
+        ({"distance": None}, "distance must be"),
+        ({"min_size": 0}, "min_size must be from 1 to the number of clients, which is 12, not 0"),
+        ({"min_size": 13}, "min_size must be from 1 to the number of clients, which is 12, not 13"),
+        ({"refines": 0}, "refines must be at least 1, not 0"),
+        ({"rounds": 0}, "rounds must be at least 1, not 0"),
+        ({"init_steps": 0}, "init_steps must be at least 1, not 0"),
+        ({"radius": 0.0}, "radius must be positive, not 0"),
+        ({"radius": -1.0}, "radius must be positive"),
+        ({"trim": 0.5}, r"below 0\.5, not 0\.5"),
+        ({"trim": -0.1}, r"below 0\.5, not -0\.1"),
+        ({"participation": 1.5}, "participation"),
+        ({"weight": "money"}, "weight"),
+        ({"average": "both"}, "average"),
+        ({"threshold": 1e-6}, r"no 2 clients are within threshold=1e-06 of each other: raise it .*apart"),
+        ({"threshold": 0.8, "min_size": 12}, "no 12 clients are within"),
+    ],
+)
+def test_impossible_settings_are_refused(change, words):
+    with pytest.raises(SettingError, match=words) as raised:
+        ct.SRFCA(**{"rounds": 3, "distance": "l2", **change}).fit(DATA.train, LOCAL, seed=1)
+    assert "\n" not in str(raised.value) and str(raised.value).endswith(".")
+
+
+def test_one_client_alone_cannot_be_compared():
+    with pytest.raises(SettingError, match="no two clients' models can be compared"):
+        ct.SRFCA(rounds=1, min_size=1).fit(DATA.train[[0]], LOCAL)
+
+
+def test_divergence_is_said_and_not_returned():
+    with pytest.raises((LearnerError, SettingError), match=r"diverged|can be compared"):
+        ct.SRFCA(rounds=6, threshold=1.0).fit(DATA.train, learner(lr=1e10))

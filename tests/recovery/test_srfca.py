@@ -1,0 +1,48 @@
+"""SR-FCA finds known groups, and how many there are, by itself: on 19 of 20 draws of the data at least."""
+
+import pytest
+
+import coterie as ct
+
+SEEDS, ENOUGH = 20, 19
+ROUNDS = 6
+NETWORK = ct.Learner(ct.models.MLP(hidden=(32,)), local=ct.SGD(lr=0.3, steps=10))
+LINEAR = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=10))
+
+
+def right(draw, learner, distance="cross_loss"):
+    """On how many draws of the data the true clusters are found, no more, no fewer, and nobody misplaced."""
+    algorithm = ct.SRFCA(rounds=ROUNDS, refines=1, distance=distance)
+    count = 0
+    for seed in range(SEEDS):
+        data = draw(seed)
+        # equal shapes, and all rounds at once: whatever the seed, the programs are the same
+        found = algorithm.fit(ct.Simulation(data.train, batch=8), learner, seed=seed, chunk=ROUNDS)
+        misplaced = ct.metrics.misclustering(found.assignment, data.truth)
+        count += found.k == len(set(data.truth.tolist())) and misplaced == 0
+    return count
+
+
+@pytest.mark.parametrize("rotations", [(0, 90), (0, 90, 180), (0, 90, 180, 270)])
+def test_rotations_of_digits(rotations):
+    def draw(seed):
+        return ct.data.rotated_digits(clients=6 * len(rotations), rotations=rotations, unseen=0, seed=seed)
+
+    assert right(draw, NETWORK) >= ENOUGH
+
+
+def test_inverted_digits():
+    assert right(lambda seed: ct.data.inverted_digits(clients=12, unseen=0, seed=seed), NETWORK) >= ENOUGH
+
+
+def regressions(k):
+    """Clients of a cluster are not alike: each has a model of its own, 0.3 from that of the cluster."""
+    return lambda seed: ct.data.mixed_regression(
+        k=k, clients=18, examples=30, dim=8, noise=0.2, scale=3.0, spread=0.3, seed=seed
+    )
+
+
+@pytest.mark.parametrize("distance", ["l2", "cross_loss"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_regressions_that_are_not_quite_alike(k, distance):
+    assert right(regressions(k), LINEAR, distance) >= ENOUGH
