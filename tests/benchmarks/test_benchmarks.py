@@ -14,6 +14,7 @@ TINY = {
     "collapse.py": ["--seeds", "1", "--rounds", "2", "--clients", "4"],
     "cohort.py": ["--clients", "6", "--examples", "4"],
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
+    "pairwise.py": ["--clients", "6", "--examples", "4", "--features", "8", "--hidden", "4"],
     "scaling.py": ["--clients", "6"],
     "synthetic.py": ["--clients", "8", "--examples", "3", "--dim", "5", "--rounds", "2"],
 }

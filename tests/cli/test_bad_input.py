@@ -54,7 +54,8 @@ def refused(*arguments):
         # names and keys that there are not
         (
             ["--algorithm", "afci"],
-            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, global, local, one-shot-kmeans.",
+            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, srfca, cfl, fedsoft, "
+            "one-shot-kmeans, oracle, global, local.",
         ),
         (["--data", "mnist"], "data.name: there is no 'mnist'; choose one of rotated-digits, "),
         (["--baselines", "lokal"], "baselines: there is no 'lokal'; choose one of ifca, "),

@@ -1,12 +1,15 @@
 """Clients train alone and their models are clustered once."""
 
+import json
+
 import numpy as np
 import pytest
 from references import ifca, local_update
 
 import coterie as ct
+from coterie import keys
 from coterie.errors import SettingError
-from coterie.initialise.one_shot import k_means
+from coterie.initialise.one_shot import OneShot, k_means
 from coterie.models import stacked
 
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
@@ -69,3 +72,102 @@ def test_one_shot_k_means_with_faults(participation):
     )
     assert set(found.assignment) == {0, 1, 2}
     assert (found.assignment >= 0).all()
+
+
+# -- how many groups --------------------------------------------------------------------------------------
+
+
+def silhouette(points, labels):
+    """The mean over all points of (b - a) / max(a, b): Rousseeuw 1987.
+
+    a is the mean distance to the others of its group, b that to the nearest other group; 0 for one alone.
+    """
+    values = []
+    for i in range(len(points)):
+        to = {}
+        for c in set(labels):
+            others = [j for j in range(len(points)) if labels[j] == c and j != i]
+            if others:
+                to[c] = sum(np.linalg.norm(points[i] - points[j]) for j in others) / len(others)
+        a, b = to.pop(labels[i], None), min(to.values())
+        values.append(0 if a is None else (b - a) / max(a, b))
+    return sum(values) / len(values)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return ct.OneShotKMeans(rounds=2, alone=10, most=6).fit(population(1).train, LEARNER, seed=1)
+
+
+def test_without_k_it_is_the_number_with_the_highest_silhouette(found):
+    data = population(1)
+    start = ct.Random()(
+        ct.Simulation(data.train), LEARNER.for_data(data.train.spec), keys.grid(keys.purpose(1, "init"), 1, 1)
+    )
+    first = np.asarray(stacked.to_matrix(stacked.take(start, 0)), float)[0]
+    alone = np.array([local_update(first, np.asarray(x), np.asarray(y), 0.05, 50) for x, y in data.train])
+    (event,) = found.history.events
+    told = event.details["silhouettes"]
+    assert list(told) == ["2", "3", "4", "5", "6"]
+    for number in (2, 3):  # with more groups than there are, k-means may end here or there
+        wanted = silhouette(alone, k_means(alone, number, 0).tolist())
+        assert told[str(number)] == pytest.approx(wanted, rel=1e-3)
+    assert found.k == int(max(told, key=told.get)) == 3
+    assert ct.metrics.misclustering(found.assignment, data.truth) == 0
+
+
+def test_what_was_tried_is_told_in_plain_values(found):
+    (event,) = found.history.events
+    assert json.loads(json.dumps(event.details, allow_nan=False)) == event.details
+    assert (event.name, event.after, event.asks) == ("one-shot", 0, 1)
+    assert "3 clusters" in event.text and f"{event.details['silhouettes']['3']:.2f}" in event.text
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_other_numbers_of_groups_are_found_too(k):
+    data = ct.data.mixed_regression(k=k, clients=24, examples=25, dim=6, noise=0.1, scale=3.0, seed=5)
+    found = ct.OneShotKMeans(rounds=1, alone=10).fit(data.train, LEARNER, seed=0)
+    assert found.k == k and ct.metrics.misclustering(found.assignment, data.truth) == 0
+
+
+def test_a_given_k_is_kept_and_nothing_else_tried():
+    found = ct.OneShotKMeans(k=4, rounds=1, alone=10).fit(population(1).train, LEARNER, seed=1)
+    assert found.k == 4 and found.history.events[0].details == {"silhouettes": {}}
+
+
+def test_no_more_groups_are_tried_than_there_can_be():
+    data = population(1)
+    few = np.array([0, 1, 9, 10, 17])
+    found = ct.OneShotKMeans(rounds=1, alone=10).fit(data.train[few], LEARNER, seed=1)
+    assert list(found.history.events[0].details["silhouettes"]) == ["2", "3", "4"]
+
+
+def test_clients_that_are_all_alike_have_no_silhouette():
+    x, y = next(iter(population().train))
+    same = ct.Shards.from_lists([x] * 5, [y] * 5)
+    with pytest.raises(SettingError, match="the clients' models do not differ, or are too few"):
+        ct.OneShotKMeans(rounds=1, alone=2).fit(same, LEARNER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "clients", "words"),
+    [
+        ({"most": 1}, 24, "most must be at least 2 clusters, not 1"),
+        ({}, 2, "a silhouette needs at least 3 clients, and there are 2: give k"),
+        ({"alone": 0}, 24, "rounds must be at least 1, not 0"),
+        ({"k": 30}, 24, "k=30 clusters need at least as many clients"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, clients, words):
+    with pytest.raises(SettingError, match=words):
+        ct.OneShotKMeans(rounds=1, **settings).fit(population().train[np.arange(clients)], LEARNER)
+
+
+def test_of_several_numbers_all_restarts_take_the_first_ones():
+    data = population(1)
+    federation = ct.Simulation(data.train).with_learner(LEARNER)
+    learner = LEARNER.for_data(data.train.spec)
+    both = OneShot(10).grouped(federation, learner, keys.grid(keys.purpose(1, "init"), 2, 1), range(2, 5))
+    assert both.k == 3 and both.labels.shape == (2, 24) and both.silhouettes.keys() == {2, 3, 4}
+    for labels in both.labels:
+        assert ct.metrics.misclustering(labels, data.truth) == 0

@@ -31,7 +31,15 @@ ALGORITHMS = {
         k=2, rounds=3, n_init=2, init=ct.MomentDescent(anchors=4, iterations=2, alpha=1.0, beta=1.0)
     ),
     "fedx, soft": ct.FedX(k=2, rounds=3, n_init=2, temperature=0.5),
-    "one-shot k-means": ct.OneShotKMeans(k=2, rounds=3, alone=2),
+    "srfca": ct.SRFCA(rounds=2, refines=2, threshold="40%"),
+    "srfca, as printed": ct.SRFCA(
+        rounds=3, refines=1, threshold="40%", distance="l2", average="gradients", radius=2.0
+    ),
+    "cfl": ct.CFL(rounds=4, eps1=10.0, eps2=0.001, gamma=0.0, warmup=1),
+    "fedsoft": ct.FedSoft(k=2, rounds=4, select=3),
+    "oracle": ct.Oracle(REGRESSION.truth, rounds=3),
+    "one-shot k-means": ct.OneShotKMeans(rounds=3, alone=2),
+    "global, trimmed": ct.Global(rounds=3, aggregate=ct.TrimmedMean(0.2)),
     "global": ct.Global(rounds=3),
     "local": ct.Local(rounds=3),
     "local, some clients": ct.Local(rounds=4, participation=0.5),
@@ -87,3 +95,11 @@ def test_flower_and_simulation_agree(name, problem):
         if name != "local" and name != "local, some clients":  # one exchange against none at all
             assert (ours.bytes_down, ours.bytes_up) == (theirs.bytes_down, theirs.bytes_up)
             assert ours.bytes_spared == theirs.bytes_spared
+    for ours, theirs in zip(real.history.events, simulated.history.events, strict=True):
+        assert (ours.after, ours.name, ours.moved, ours.asks) == (
+            theirs.after,
+            theirs.name,
+            theirs.moved,
+            theirs.asks,
+        )
+        assert (ours.bytes_down, ours.bytes_up) == (theirs.bytes_down, theirs.bytes_up)
