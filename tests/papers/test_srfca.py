@@ -80,4 +80,6 @@ def test_all_methods_know_how_to_train():
     data = POPULATIONS["inverted"].make(8, 0)
     for method in srfca.METHODS:
         experiment.algorithm(method, data).check(8)
-        assert experiment.learner("inverted", method, 0.1).local.proximal == (0.1 if method == "fedprox" else 0)
+        assert experiment.learner("inverted", method, 0.1).local.proximal == (
+            0.1 if method == "fedprox" else 0
+        )

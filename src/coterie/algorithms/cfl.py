@@ -30,7 +30,11 @@ from coterie.federation.protocol import Answers, Federation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
 
-TENTH, BEYOND, MARGIN = 0.1, 3.0, 1.1  # "auto": eps1 in proportion to the longest mean update so far, and eps2 to eps1
+TENTH, BEYOND, MARGIN = (
+    0.1,
+    3.0,
+    1.1,
+)  # "auto": eps1 in proportion to the longest mean update so far, and eps2 to eps1
 
 
 @dataclasses.dataclass(frozen=True)

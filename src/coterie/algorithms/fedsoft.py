@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 from coterie import keys
 from coterie.algorithms.alternating import one_of
 from coterie.algorithms.restarts import lowest_loss
-from coterie.algorithms.rounds import Note, Outcome, RoundAlgorithm, State, Step, counted
+from coterie.algorithms.rounds import Note, Outcome, RoundAlgorithm, State, Step
 from coterie.clustering.history import History, Record
 from coterie.clustering.result import Clustering
 from coterie.errors import FederationError, SettingError
@@ -31,6 +31,7 @@ from coterie.initialise import Given, Random
 from coterie.learn import soft
 from coterie.learn.learner import Learner
 from coterie.models import stacked
+from coterie.words import count
 
 MOST = 2**31 - 1  # examples that a client can have: their number is kept in 32 bits
 LISTED = 10_000  # so many importance weights are told in the history; more would be a data set of their own
@@ -209,7 +210,7 @@ class FedSoft(RoundAlgorithm):
             f"clusters of {', '.join(map(str, sizes))} clients."
         )
         if not heard.all():
-            text += f" {counted(int((~heard).sum()), 'client')} did not answer."
+            text += f" {count(int((~heard).sum()), 'client')} did not answer."
         return text
 
     def importance(self, counts: Int[Array, "clients k"]) -> Float[Array, "clients k"]:

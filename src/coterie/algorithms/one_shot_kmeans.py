@@ -10,11 +10,12 @@ from jaxtyping import Array, Key
 
 from coterie import keys
 from coterie.algorithms.alternating import Told
-from coterie.algorithms.rounds import Note, State, counted
+from coterie.algorithms.rounds import Note, State
 from coterie.errors import SettingError
 from coterie.federation.protocol import Federation
 from coterie.initialise.one_shot import OneShot
 from coterie.learn.learner import Learner
+from coterie.words import count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class OneShotKMeans(Told):
         """The clusters, by the models that clients train alone."""
         numbers = range(2, self.most + 1) if self.k is None else [self.k]
         found = OneShot(self.alone).grouped(federation, learner, keys.grid(key, 1, 1), numbers)
-        text = f"k-means on the models that clients trained alone: {counted(found.k, 'cluster')}"
+        text = f"k-means on the models that clients trained alone: {count(found.k, 'cluster')}"
         if self.k is None:
             best = found.silhouettes[found.k]
             text += f", whose silhouette of {best:.2f} is the highest of 2 to {max(numbers)}"

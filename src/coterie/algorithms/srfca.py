@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from coterie import keys
 from coterie.aggregate import Aggregator, Normalise, Sums, TrimmedMean
 from coterie.algorithms.alternating import Told, one_of
-from coterie.algorithms.rounds import Note, Outcome, State, Step, counted
+from coterie.algorithms.rounds import Note, Outcome, State, Step
 from coterie.clustering import graph, threshold
 from coterie.clustering.distances import L2, CrossLoss, Distance
 from coterie.errors import SettingError
@@ -27,6 +27,7 @@ from coterie.federation.protocol import Federation
 from coterie.initialise.one_shot import trained_alone
 from coterie.learn.learner import Learner
 from coterie.models import stacked
+from coterie.words import count
 
 DISTANCES: dict[str, type[Distance]] = {"cross_loss": CrossLoss, "l2": L2}
 
@@ -203,9 +204,9 @@ class SRFCA(Told):
             begin = stacked.weighted(stacked.take(models, inside), member / member.sum(axis=0))
         else:
             begin = jax.tree.map(lambda a: jnp.broadcast_to(a[0], (k, *a.shape[2:])), state.first)
-        text = f"ONE_SHOT: {cut.reason}; {counted(k, 'cluster')}"
+        text = f"ONE_SHOT: {cut.reason}; {count(k, 'cluster')}"
         if (labels < 0).any():
-            text += f", and {counted(int((labels < 0).sum()), 'client')} in none of them yet"
+            text += f", and {count(int((labels < 0).sum()), 'client')} in none of them yet"
         after = dataclasses.replace(
             state,
             models=jax.tree.map(lambda a: a[None], begin),
@@ -247,13 +248,13 @@ class SRFCA(Told):
         went = int((_or_none(home, before) != labels)[before >= 0].sum())
         had = len(np.unique(now[now >= 0]))
         text = (
-            f"REFINE {done // self.rounds}: {counted(went, 'client') if went else 'nobody'} moved to another "
-            f"cluster; {counted(had, 'cluster')}{f' became {k}' if k != had else ''}."
+            f"REFINE {done // self.rounds}: {count(went, 'client') if went else 'nobody'} moved to another "
+            f"cluster; {count(had, 'cluster')}{f' became {k}' if k != had else ''}."
         )
         small = int((lost & (now >= 0)).sum())
         if small:
             were = "was in a cluster" if small == 1 else "were in clusters"
-            text += f" {counted(small, 'client')} {were} of fewer than {self.min_size}."
+            text += f" {count(small, 'client')} {were} of fewer than {self.min_size}."
         plain = [[float(d) if np.isfinite(d) else None for d in row] for row in apart]
         return after, Note("refine", text, {"apart": plain, "merged": home.tolist()})
 

@@ -14,8 +14,9 @@ import numpy as np
 from coterie.models import stacked
 from coterie.run.report import events, people, pictures, style
 from coterie.run.report.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
-from coterie.run.report.words import LISTED, NOTHING, count, duration, listed, percent, swatch
+from coterie.run.report.words import LISTED, NOTHING, duration, listed, percent, swatch
 from coterie.run.summary import human_bytes
+from coterie.words import count
 
 
 def render(contents: Contents) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 from coterie.clustering.history import History
 from coterie.models import stacked
 from coterie.run.report.contents import Contents
-from coterie.run.report.words import LISTED, count, swatch
+from coterie.run.report.words import LISTED, swatch
+from coterie.words import count
 
 NAMES = 60  # named one by one in a row
 ROWS = 24  # clients with rows of their own

@@ -11,11 +11,6 @@ NOTHING = "–"
 LISTED = 16  # clusters named one by one
 
 
-def count(number: int, noun: str) -> str:
-    """`3 clients`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def listed(parts: Iterable[str]) -> str:
     """`a, b and c`."""
     *most, last = list(parts) or [""]
