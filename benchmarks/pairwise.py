@@ -8,8 +8,6 @@ same process. `--clients 1000 --examples 600 --features 784 --hidden 200` is the
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp

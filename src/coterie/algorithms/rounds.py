@@ -213,9 +213,12 @@ class RoundAlgorithm(ABC):
             began = time.perf_counter()
             if federation.traceable:
                 if drawn is None or first >= drawn[0] + len(drawn[1].round):
-                    # as far ahead as can be: all that are drawn together have one shape
-                    until = self.length if self.eligible(state) is None else pause
-                    drawn = first, self._steps(federation, state, seed, first, until)
+                    # as many as can be, since all that are drawn together have one shape: also those that a
+                    # resumed run has behind it
+                    begin, until = 0, self.length
+                    if self.eligible(state) is not None:
+                        begin, until = max([t for t in self.pauses() if t <= first], default=0), pause
+                    drawn = begin, self._steps(federation, state, seed, begin, until)
                 begin, every = drawn
                 steps = jax.tree.map(lambda a: a[first - begin : last - begin], every)  # noqa: B023
                 state, outcomes = _compiled(self, federation, learner, state, steps)

@@ -157,7 +157,8 @@ class Federation(Protocol):
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Any:
         """Clients to ask, as `ask` wants them: one set per round where there is a leading axis.
 
-        The result's attribute `clients` holds the positions.
+        The result's attribute `clients` holds the positions. A position equal to the number of clients leaves
+        its place blank: nobody is asked there, and `answered` is False.
         """
         ...
 
