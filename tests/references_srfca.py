@@ -6,6 +6,7 @@ their first members.
 """
 
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from references import gradient, local_update, loss
@@ -176,6 +177,15 @@ def merge(apart, labels, threshold, least):
     return [names.index(g) if g in names else -1 for g in into]
 
 
+class Stage(NamedTuple):
+    """What ONE_SHOT or a REFINE leads to; `far`, `apart` and `home` are of a REFINE alone."""
+
+    labels: np.ndarray
+    far: np.ndarray | None = None  # dist(w_i, omega_c)
+    apart: np.ndarray | None = None  # dist(omega_c, omega_c')
+    home: list | None = None  # what became of each cluster
+
+
 def sr_fca(
     clients,
     w0,
@@ -196,8 +206,8 @@ def sr_fca(
 ):
     """Algorithm 1.
 
-    Returns the models, and the clustering after ONE_SHOT and after every REFINE. In the last of these the
-    clients that MERGE left without a cluster are in the nearest that is left.
+    Returns the models and the stages. In the last of these the clients that MERGE left without a cluster are
+    in the nearest that is left.
     """
     # ONE_SHOT
     own = [local_update(w0, x, y, eta, rounds * steps if alone is None else alone) for x, y in clients]
@@ -207,7 +217,7 @@ def sr_fca(
         models = [np.mean([own[i] for i in members_of(labels, c)], axis=0) for c in range(k)]
     else:
         models = [w0] * k
-    trace = [labels]
+    stages = [Stage(np.array(labels))]
     # REFINE
     for r in range(refines):
         starts = models if warm else [w0] * len(models)
@@ -216,7 +226,8 @@ def sr_fca(
         )
         far = to_clusters(clients, own, models, labels, distance)
         labels = recluster(far, labels)
-        home = merge(between_clusters(clients, models, labels, distance), labels, threshold, least)
+        apart = between_clusters(clients, models, labels, distance)
+        home = merge(apart, labels, threshold, least)
         labels = [home[c] if c >= 0 else -1 for c in labels]
         if r == refines - 1:
             left = [c for c in range(len(home)) if home[c] >= 0]
@@ -225,5 +236,5 @@ def sr_fca(
             np.mean([models[c] for c in range(len(home)) if home[c] == new], axis=0)
             for new in range(max(home) + 1)
         ]
-        trace.append(labels)
-    return np.array(models), [np.array(labels) for labels in trace]
+        stages.append(Stage(np.array(labels), far, apart, home))
+    return np.array(models), stages

@@ -12,6 +12,7 @@ from references_srfca import sr_fca
 import coterie as ct
 from coterie import keys
 from coterie.algorithms.rounds import Unobserved
+from coterie.algorithms.srfca import DISTANCES
 from coterie.clustering.distances import L2
 from coterie.clustering.history import Event
 from coterie.errors import LearnerError, SettingError
@@ -92,14 +93,31 @@ def expected(algorithm, shards, first, local, seed=0):
 
 def assert_as_in_the_paper(algorithm, shards, local, seed=0):
     """Run it both ways; returns the clusters after each pause."""
-    watch = Trace()
-    found = algorithm.fit(shards, local, seed=seed, observer=watch)
-    models, labels = expected(algorithm, shards, watch.first, local, seed)
-    assert [a.tolist() for a in watch.assignments] == [a.tolist() for a in labels]
-    np.testing.assert_array_equal(found.assignment, labels[-1])
+    watch, distance = Trace(), watched(algorithm.distance)
+    found = dataclasses.replace(algorithm, distance=distance).fit(shards, local, seed=seed, observer=watch)
+    models, stages = expected(algorithm, shards, watch.first, local, seed)
+    assert [a.tolist() for a in watch.assignments] == [stage.labels.tolist() for stage in stages]
+    np.testing.assert_array_equal(found.assignment, stages[-1].labels)
     np.testing.assert_allclose(matrix(found.models), models, rtol=1e-3, atol=1e-4)
     assert found.k == len(models)
-    return found, labels
+    for event, stage, far in zip(found.history.events[1:], stages[1:], distance.far, strict=True):
+        np.testing.assert_allclose(far, stage.far, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(np.array(event.details["apart"], float), stage.apart, rtol=1e-3, atol=1e-4)
+        assert event.details["merged"] == stage.home
+    return found, [stage.labels for stage in stages]
+
+
+def watched(name):
+    """A distance that keeps how far the clients were from the clusters."""
+
+    class Watched(DISTANCES[name]):
+        far = []  # noqa: RUF012 (of this one run)
+
+        def to_clusters(self, *known):
+            self.far.append(super().to_clusters(*known))
+            return self.far[-1]
+
+    return Watched()
 
 
 # -- line by line -----------------------------------------------------------------------------------------
@@ -658,10 +676,10 @@ def test_whose_models_clients_are_sent(name, messages):
         np.testing.assert_allclose(models_in(letters[-1][0]["broadcast"]), final, rtol=1e-6)
 
 
-@BOTH
-def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(name):
-    late = CLIENTS - 1
-    apps = apps_of(LOCAL, DATA)
+def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(exact):
+    shards = placed(BRIDGE)
+    algorithm, late = dataclasses.replace(exact, min_size=2), len(shards) - 1
+    apps = apps_of(EXACT, ct.Federated(train=shards))
     grid = InProcessGrid(apps[:late])
     watch = Trace()
     after = watch.after
@@ -673,11 +691,15 @@ def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(name):
 
     watch.after = joins
     federation = FlowerFederation(grid, min_clients=late, poll=0.001)
-    found = PLAIN[name].fit(federation, LOCAL, seed=1, observer=watch)
-    without = PLAIN[name].fit(DATA.train[np.arange(late)], LOCAL, seed=1)
-    assert [len(a) for a in watch.assignments] == [late, CLIENTS, CLIENTS]
-    assert watch.assignments[-1][late] == -1 and found.assignment[late] == np.argmin(found.losses[late])
+    found = algorithm.fit(federation, EXACT, seed=1, observer=watch)
+    without = algorithm.fit(shards[np.arange(late)], EXACT, seed=1)
+    assert [len(a) for a in watch.assignments] == [late, late + 1, late + 1]
+    assert watch.assignments[-1][late] == -1
+    assert found.assignment[late] == np.argmin(found.losses[late]) == found.assignment[late - 1]
+    assert "fewer than" not in found.history.events[-1].text  # that is not why it is in none
+    # the others are compared and moved as if it were not there
     np.testing.assert_array_equal(found.assignment[:late], without.assignment)
+    assert without.assignment[4] == without.assignment[5] and without.history[0].sizes[0] == 5
     np.testing.assert_allclose(matrix(found.models), matrix(without.models), rtol=1e-4, atol=1e-5)
 
 

@@ -377,3 +377,23 @@ def test_a_full_disk_leaves_the_earlier_clustering(tmp_path, monkeypatch):
         with pytest.raises(StorageError, match="No space left on device"):
             clustering(seed=2).save(tmp_path)
     assert_same(ct.load(tmp_path), clustering(seed=1))
+
+
+def test_personal_models_and_shares_are_kept_and_evaluated(tmp_path):
+    data = ct.data.mixed_regression(k=2, clients=6, examples=8, dim=3, seed=0)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=3))
+    found = ct.FedSoft(k=2, rounds=2).fit(data.train, learner, seed=0)
+    assert found.shares.shape == (6, 2) and stacked.count(found.personal) == 6
+    found.save(tmp_path)
+    loaded = ct.load(tmp_path)
+    np.testing.assert_array_equal(loaded.shares, found.shares)
+    own = np.asarray(stacked.to_matrix(found.personal))
+    np.testing.assert_array_equal(stacked.to_matrix(loaded.personal), own)
+    # whatever the order of the clients, each is served by its own
+    some = data.test[[4, 1]]
+    served = loaded.evaluate(some, personal=True)
+    assert served.per_client["loss"].tolist() == pytest.approx(
+        [np.mean((y - x @ own[i]) ** 2) for i, (x, y) in zip((4, 1), some, strict=True)], rel=1e-4
+    )
+    with pytest.raises(SettingError, match="global trains no personal models"):
+        ct.Global(rounds=1).fit(data.train, learner, seed=0).evaluate(data.test, personal=True)

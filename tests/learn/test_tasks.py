@@ -182,7 +182,7 @@ def test_losses_are_those_of_every_model():
 @pytest.mark.parametrize("model", range(K))
 def test_evaluate_looks_at_the_clients_model(model):
     x, y, models, size = problem()
-    reply = evaluate({"models": jnp.asarray(models)}, jnp.asarray(model), shard(x, y, size), KEY)
+    reply = evaluate({"models": jnp.asarray(models)}, {"only": jnp.asarray(model)}, shard(x, y, size), KEY)
     assert reply.report["loss"] == pytest.approx(loss_of(models[model], x, y, size), rel=1e-4)
     assert np.isnan(reply.report["accuracy"])
     assert reply.report["examples"] == size
@@ -193,7 +193,7 @@ def test_evaluate_counts_the_labels_that_are_right():
     x, y = rng.standard_normal((CAPACITY, D)).astype(np.float32), rng.integers(0, 2, CAPACITY)
     weights = rng.standard_normal((K, D, 2)).astype(np.float32)
     reply = compiled(tasks.evaluate, ct.Learner(Theta(), "cross_entropy"))(
-        {"models": jnp.asarray(weights)}, jnp.asarray(2), shard(x, y, 6), KEY
+        {"models": jnp.asarray(weights)}, {"only": jnp.asarray(2)}, shard(x, y, 6), KEY
     )
     right = [(x[i] @ weights[2]).argmax() == y[i] for i in range(6)]
     assert reply.report["accuracy"] == pytest.approx(np.mean(right))

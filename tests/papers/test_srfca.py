@@ -1,4 +1,4 @@
-"""The comparison of all methods: the same budget for each, costs as computed by hand, nothing tuned on test."""
+"""The comparison of all methods: one budget, costs as computed by hand, nothing tuned on test examples."""
 
 import numpy as np
 import pytest

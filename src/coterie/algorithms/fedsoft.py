@@ -320,6 +320,8 @@ class FedSoft(RoundAlgorithm):
             spec=federation.spec,
             history=History(records, federation.clients),
             losses=np.asarray(state.losses),
+            shares=np.asarray(self.importance(state.counts)),
+            personal=state.own,
             algorithm=self.settings(),
             seed=seed,
             provenance=federation.describe(),

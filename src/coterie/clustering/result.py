@@ -15,7 +15,7 @@ from coterie import registry, storage
 from coterie.clustering.history import History, from_line
 from coterie.data.shards import Shards, Spec
 from coterie.errors import DataError, RunFolderError, SettingError
-from coterie.federation.protocol import Federation, as_federation
+from coterie.federation.protocol import Answers, Federation, as_federation
 from coterie.learn import tasks
 from coterie.learn.learner import Learner
 from coterie.models import stacked
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ChosenBy = Literal["train", "shard"]
+TABLES = ("losses", "shares")  # saved beside the models
 FILE, MODELS, ROUNDS = "clustering.json", "models.safetensors", "rounds.jsonl"
 
 
@@ -70,6 +71,10 @@ class Clustering:
         One record per round.
     losses
         Training loss of every client under every model, shape (clients, k), where it was computed.
+    shares
+        How much of each client belongs to each cluster, where the algorithm finds that out: `FedSoft`.
+    personal
+        A model of each client's own (a leading client axis), where the algorithm trains such: `FedSoft`.
     algorithm, seed
         The settings that led here.
     provenance
@@ -83,13 +88,17 @@ class Clustering:
     spec: Spec
     history: History
     losses: Float[np.ndarray, "clients k"] | None = None
+    shares: Float[np.ndarray, "clients k"] | None = None
+    personal: PyTree = None
     algorithm: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # a result is used with other clients than those it was found with: not bound to their devices
-        object.__setattr__(self, "models", jax.tree.map(jnp.asarray, jax.device_get(self.models)))
+        for name in ("models", "personal"):
+            here = jax.tree.map(jnp.asarray, jax.device_get(getattr(self, name)))
+            object.__setattr__(self, name, here)
 
     @property
     def k(self) -> int:
@@ -103,11 +112,13 @@ class Clustering:
 
     def assign(self, clients: Shards | Federation) -> Int[np.ndarray, " clients"]:
         """The cluster of each given client: the model of lowest loss on its shard, -1 if unanswered."""
-        answers = self._ask(clients, tasks.losses)
+        answers = self._ask(clients, tasks.losses, self.models)
         return np.where(answers.answered, tasks.lowest(answers.report["losses"]), -1)
 
-    def evaluate(self, clients: Shards | Federation, chosen_by: ChosenBy | None = None) -> Evaluation:
-        """Loss and accuracy of every client under the model of its cluster.
+    def evaluate(
+        self, clients: Shards | Federation, chosen_by: ChosenBy | None = None, *, personal: bool = False
+    ) -> Evaluation:
+        """Loss and accuracy of every client under the model of its cluster, which it alone is sent.
 
         Parameters
         ----------
@@ -118,11 +129,15 @@ class Clustering:
             out. `"shard"`: it takes the model
             of lowest loss on the very examples given (labels included), as the IFCA paper does for test
             clients. When not given: `"train"` for the training clients, `"shard"` for others.
+        personal
+            Evaluate the model of its own that a training client has, where the algorithm trains such models.
         """
         import pandas as pd  # slow to import, and only results need it
 
         federation = as_federation(clients)
-        chosen_by = chosen_by or self._chosen_by(federation.ids)
+        if personal and self.personal is None:
+            raise SettingError(f"{self.algorithm.get('name', 'this algorithm')} trains no personal models.")
+        chosen_by = "train" if personal else chosen_by or self._chosen_by(federation.ids)
         if chosen_by == "train":
             cluster_of = dict(zip(map(str, self.ids), self.assignment.tolist(), strict=True))
             strangers = [name for name in federation.ids if str(name) not in cluster_of]
@@ -137,7 +152,11 @@ class Clustering:
             clusters = self.assign(federation)
         else:
             raise SettingError(f"chosen_by must be 'train' or 'shard', not {chosen_by!r}.")
-        answers = self._ask(federation, tasks.evaluate, each=jnp.asarray(np.maximum(clusters, 0)))
+        which, models = np.maximum(clusters, 0), self.models
+        if personal:
+            place = {str(name): i for i, name in enumerate(self.ids)}
+            which, models = np.array([place[str(name)] for name in federation.ids]), self.personal
+        answers = self._ask(federation, tasks.evaluate, models, each={"only": jnp.asarray(which, jnp.int32)})
         rows = pd.DataFrame(
             {
                 "id": federation.ids,
@@ -168,7 +187,9 @@ class Clustering:
             )
         return "train"
 
-    def _ask(self, clients: Shards | Federation, task: tasks.Task, each: Any = None) -> Any:
+    def _ask(
+        self, clients: Shards | Federation, task: tasks.Task, models: PyTree, each: Any = None
+    ) -> Answers:
         federation = as_federation(clients)
         if federation.spec.x_shape != self.spec.x_shape:
             raise DataError(
@@ -176,7 +197,7 @@ class Clustering:
                 f"{self.spec.x_shape}."
             )
         federation = federation.with_learner(self.learner)
-        return federation.ask(task, {"models": self.models}, each=each)
+        return federation.ask(task, {"models": models}, each=each)
 
     # -- disk --------------------------------------------------------------------------------------------
 
@@ -184,8 +205,8 @@ class Clustering:
         """Write to a folder: models as safetensors, the rest as JSON."""
         folder = Path(folder)
         arrays: dict[str, Any] = {f"models.{name}": leaf for name, leaf in stacked.named(self.models).items()}
-        if self.losses is not None:
-            arrays["losses"] = self.losses
+        arrays |= {f"personal.{name}": leaf for name, leaf in stacked.named(self.personal).items()}
+        arrays |= {name: values for name in TABLES if (values := getattr(self, name)) is not None}
         lines = "".join(record.to_line() + "\n" for record in self.history.records)
         storage.write_text(folder / ROUNDS, lines)
         storage.write_arrays(folder / MODELS, arrays)
@@ -206,6 +227,12 @@ class Clustering:
         return f"Clustering({name}: {self.k} clusters of {', '.join(map(str, self.sizes))} clients)"
 
 
+def _stack(arrays: dict[str, np.ndarray], prefix: str, one: PyTree) -> PyTree:
+    """The stacked models that were saved with a prefix to their names."""
+    like = stacked.repeated(one, next(iter(arrays.values())).shape[0])
+    return stacked.from_named({name.removeprefix(prefix): a for name, a in arrays.items()}, like)
+
+
 def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
     """The clustering saved in a folder, or found by the run in it.
 
@@ -219,12 +246,11 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
     try:
         spec = Spec.from_json(content["spec"])
         arrays = storage.read_arrays(folder / MODELS)
-        losses = arrays.pop("losses", None)
+        tables = {name: arrays.pop(name, None) for name in TABLES}
         known = (learner or registry.learner_from(content["learner"])).for_data(spec)
-        one = known.shapes(spec)
-        k = next(iter(arrays.values())).shape[0]
-        like = stacked.repeated(one, k)
-        models = stacked.from_named({name.removeprefix("models."): a for name, a in arrays.items()}, like)
+        own = {name: arrays.pop(name) for name in list(arrays) if name.startswith("personal.")}
+        models = _stack(arrays, "models.", known.shapes(spec))
+        personal = _stack(own, "personal.", known.shapes(spec)) if own else None
         lines = (folder / ROUNDS).read_text().splitlines()
         return Clustering(
             ids=np.array(content["ids"]),
@@ -233,7 +259,8 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
             learner=known,
             spec=spec,
             history=History([from_line(line) for line in lines], len(content["ids"]), content["restart"]),
-            losses=losses,
+            personal=personal,
+            **tables,
             algorithm=content["algorithm"],
             seed=content["seed"],
             provenance=content["provenance"],

@@ -186,11 +186,9 @@ def losses(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[A
     return Reply(report={"losses": learner.shard_losses(broadcast["models"], shard)})
 
 
-def evaluate(
-    learner: Learner, broadcast: Any, each: Int[Array, ""], shard: Shard, key: Key[Array, ""]
-) -> Reply:
-    """Loss and accuracy of model number `each` on the shard. Broadcast: `models`."""
-    model = stacked.take(broadcast["models"], each)
+def evaluate(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
+    """Loss and accuracy of one of the models on the shard. Broadcast: `models`. Each: `only`, its number."""
+    model = stacked.take(broadcast["models"], each["only"])
     return Reply(
         report={
             "loss": learner.shard_loss(model, shard),

@@ -150,7 +150,7 @@ def losses(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples,
 
 def evaluate(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
     models = modules.fitting(learner.module, broadcast["models"], stacked=True)
-    own = {name: tensor[int(each)][None] for name, tensor in models.items()}
+    own = {name: tensor[int(each["only"])][None] for name, tensor in models.items()}
     measured = learner.measure(own, examples, seed)
     return {
         "report": {
