@@ -158,8 +158,8 @@ def test_it_is_the_best_that_a_method_could_find():
     [
         (None, "the oracle needs the true clusters: give truth, such as data.truth"),
         (TRUTH[:-1], "truth has 7 labels for 8 clients"),
-        ([], "k must be at least 1"),
-        ({}, "k must be at least 1"),
+        ([], "truth has no labels"),
+        ({}, "truth has no labels"),
         ({i: i for i in range(9)}, "k=9 clusters need at least as many clients; there are 8"),
     ],
 )
@@ -167,3 +167,9 @@ def test_a_truth_that_cannot_be_is_refused(truth, words):
     with pytest.raises(SettingError, match=words) as raised:
         fitted(truth)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("truth", [[0, "a"] * 4, [0, None] * 4, [[0], [1]] * 4])
+def test_labels_of_no_kind_are_refused(truth):
+    with pytest.raises(SettingError, match="all of them numbers or all of them words"):
+        ct.Oracle(truth).check(8)

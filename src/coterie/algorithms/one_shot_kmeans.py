@@ -66,9 +66,9 @@ class OneShotKMeans(Told):
         numbers = range(2, self.most + 1) if self.k is None else [self.k]
         found = OneShot(self.alone).grouped(federation, learner, keys.grid(key, 1, 1), numbers)
         text = f"k-means on the models that clients trained alone: {count(found.k, 'cluster')}"
-        if self.k is None:
-            best = found.silhouettes[found.k]
-            text += f", whose silhouette of {best:.2f} is the highest of 2 to {max(numbers)}"
+        if found.silhouettes:
+            best, tried = found.silhouettes[found.k], max(found.silhouettes)
+            text += f", whose silhouette of {best:.2f} is the highest of 2 to {tried}"
         details = {"silhouettes": {str(number): value for number, value in found.silhouettes.items()}}
         return State(found.models, jnp.asarray(found.labels, jnp.int32)), Note(
             "one-shot", f"{text}.", details

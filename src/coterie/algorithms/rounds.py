@@ -269,7 +269,8 @@ class RoundAlgorithm(ABC):
         federation.admit()
         state = self.grown(state, federation, learner, key)
         before = np.array(state.assignment)
-        state, note = self.between(with_count(federation, count), learner, state, done, seed)
+        asks = jax.random.fold_in(keys.purpose(seed, "pauses"), done)
+        state, note = self.between(with_count(federation, count, asks), learner, state, done, seed)
         if note is None:
             return state, None
         return state, _event(done, note, state, before, count, time.perf_counter() - began)

@@ -68,7 +68,7 @@ class SRFCA(Told):
         `"cross_loss"` (Definition 5.1) or `"l2"` (section 4); or a `Distance` of your own.
     init_steps
         T, for how many steps clients train alone; as many as in the rounds of a REFINE, when not given. It is
-        rounded up to whole local updates.
+        rounded up to whole local updates, which count for one step each where they last for epochs.
     warm
         Whether a cluster's training goes on from the models that were merged to it (at first, from the mean
         of its clients' models). When not, it starts from w_0, as clients did: that is how it is printed.
@@ -156,7 +156,8 @@ class SRFCA(Told):
         assert isinstance(state, Refined)
         if not self.warm:
             # omega_{c,0} <- w_0
-            begins = step.round % self.rounds == 0
+            step = dataclasses.replace(step, round=step.round % self.rounds)  # step sizes, too, start anew
+            begins = step.round == 0
             models = jax.tree.map(lambda w0, now: jnp.where(begins, w0, now), state.first, state.models)
             state = dataclasses.replace(state, models=models)
         return super().round(federation, learner, state, step)
@@ -218,9 +219,10 @@ class SRFCA(Told):
 
     def _alone(self, learner: Learner) -> int:
         """For how many local updates clients train alone."""
-        if self.init_steps is None:
-            return self.rounds
-        return -(-self.init_steps // (getattr(learner.local, "steps", None) or 1))
+        steps = getattr(learner.local, "steps", None) or 1
+        if self.init_steps is not None:
+            return -(-self.init_steps // steps)
+        return self.rounds if self.average == "models" else -(-self.rounds // steps)
 
     def _refined(self, federation: Federation, state: Refined, done: int) -> tuple[Refined, Note]:
         own, cut = np.asarray(state.own), float(np.asarray(state.threshold))

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jaxtyping import Array, Key
 
 from coterie.federation.protocol import Answers, Federation
 
@@ -30,16 +31,21 @@ class Count:
         self.bytes_up += up
 
 
-def with_count(federation: Federation, count: Count) -> Federation:
-    """The same clients; what is asked of them, one ask at a time, is added to the count."""
-    return cast(Federation, _Counted(federation, count))
+def with_count(federation: Federation, count: Count, key: Key[Array, ""] | None = None) -> Federation:
+    """The same clients; what is asked of them, one ask at a time, is added to the count.
+
+    Asks without a key of their own get one derived from `key`, so that not always the same clients drop out.
+    """
+    return cast(Federation, _Counted(federation, count, key))
 
 
 class _Counted:
-    def __init__(self, federation: Federation, count: Count) -> None:
-        self._federation, self._count = federation, count
+    def __init__(self, federation: Federation, count: Count, key: Key[Array, ""] | None) -> None:
+        self._federation, self._count, self._key = federation, count, key
 
     def ask(self, *arguments: Any, **settings: Any) -> Answers:
+        if self._key is not None:
+            settings = {"key": jax.random.fold_in(self._key, self._count.asks), **settings}
         answers = self._federation.ask(*arguments, **settings)
         self._count.add(answers)
         return answers
