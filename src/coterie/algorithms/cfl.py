@@ -385,7 +385,11 @@ def _split(state: Divided, cuts: Mapping[int, Cut], members: Members) -> Divided
 
 
 def _nothing(k: int, clients: int) -> Seen:
-    return Seen(jnp.full(k, jnp.nan), jnp.full(k, jnp.nan), jnp.full((clients, clients), jnp.nan))
+    return Seen(_unknown(k), _unknown(k), _unknown(clients, clients))
+
+
+def _unknown(*shape: int) -> Float[Array, "..."]:
+    return jnp.full(shape, jnp.nan, jnp.float32)  # as rounds have it: of a weaker type it compiles anew
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -411,12 +415,12 @@ def _look(
     mean = jnp.where(whole > 0, _norms(means), jnp.nan)
     longest = jnp.where(whole > 0, jnp.max(member * _norms(updates)[:, None], axis=0), jnp.nan)
     scale = jnp.maximum(scale, jnp.max(jnp.where(jnp.isfinite(mean), mean, 0)))
-    blank = jnp.full((len(clients), len(clients)), jnp.nan)
+    blank = _unknown(len(clients), len(clients))
     seen = Seen(mean, longest, blank)
     # all pairs are far more work than all the rest of this, and seldom needed
     pairs = jax.lax.cond(rule.ripe(seen, scale).any(), lambda: _products(updates), lambda: blank)
     pairs = jnp.where(there[:, None] & there[None, :], pairs, jnp.nan)
-    products = jnp.full((population, population), jnp.nan).at[clients[:, None], clients].set(pairs)
+    products = _unknown(population, population).at[clients[:, None], clients].set(pairs)
     return dataclasses.replace(seen, products=products), scale
 
 

@@ -113,11 +113,6 @@ class Observer(Protocol):
         ...
 
 
-def counted(count: int, word: str) -> str:
-    """So many of something, in words."""
-    return f"{count} {word}" + ("" if count == 1 else "s")
-
-
 def diverged(when: str) -> LearnerError:
     """The error for a loss that is no longer a number."""
     return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")

@@ -110,7 +110,7 @@ def expected(name):
     model, models = ({f"{what}:{part}" for part in (WEIGHT, BIAS)} for what in ("model", "models"))
     value = {f"value:{part}" for part in (WEIGHT, BIAS)}
     final = {"losses": (models, set(), {"report/losses"})}
-    evaluate = {"evaluate": (models, {"*"}, {"report/loss", "report/accuracy", "report/examples"})}
+    evaluate = {"evaluate": (models, {"only"}, {"report/loss", "report/accuracy", "report/examples"})}
     if name == "local":
         train = {"train": ({"rounds"}, model | {"takes_part"}, value | {"report/loss"})}
         return train | evaluate
@@ -261,8 +261,11 @@ def test_clients_are_sent_the_same_but_for_what_is_their_own(name, runs):
         asks = [carried_over(ask) for ask, _ in letters]
         assert [ask["ask"].pop("client") for ask in asks] == NAMES
         own = [ask.pop("each") for ask in asks]
+        if asks[0]["ask"]["task"] == "evaluate":  # of the models, each is sent the one that it is served by
+            for ask in asks:
+                assert all(array.numpy().shape[0] == 1 for array in ask.pop("broadcast").values())
         assert len({recorddict_to_proto(ask).SerializeToString() for ask in asks}) == 1
-        assert all(len(each) == 0 for each in own) or name == "local" or "*" in own[0]
+        assert all(len(each) == 0 for each in own) or name == "local" or "only" in own[0]
 
 
 def test_the_model_that_a_local_client_gets_back_is_its_own(runs):
@@ -272,7 +275,7 @@ def test_the_model_that_a_local_client_gets_back_is_its_own(runs):
         mine = answer["reply"][f"value:{WEIGHT}"].numpy()
         kept = jax.tree.leaves(run.found.models)[0][position]
         np.testing.assert_array_equal(mine, kept)
-        assert evaluation["each"]["*"].numpy() == position
+        np.testing.assert_array_equal(evaluation["broadcast"][f"models:{WEIGHT}"].numpy()[0], kept)
 
 
 # -- how often --------------------------------------------------------------------------------------------
