@@ -172,7 +172,7 @@ def test_every_task_with_and_without_replicas(problem, replicas):
             },
         ),
         "losses": ({"models": drawn(problem, *lead, 2)}, None),
-        "evaluate": ({"models": drawn(problem, *lead, 2)}, np.full(lead, 1, np.int32)),
+        "evaluate": ({"models": drawn(problem, *lead, 2)}, {"only": np.full(lead, 1, np.int32)}),
     }
     for task, (broadcast, each) in asks.items():
         same_reply(ours, theirs, ask_of(problem, task, broadcast, each, replicas))
@@ -183,7 +183,7 @@ def test_only_what_is_not_at_its_default_travels():
     _, client = both("regression", STEPS)
     models = {"models": drawn("regression", 2)}
     assert client.carry_out(ask_of("regression", "losses", models)).keys() == {"report/losses"}
-    evaluated = client.carry_out(ask_of("regression", "evaluate", models, np.array(1, np.int32)))
+    evaluated = client.carry_out(ask_of("regression", "evaluate", models, {"only": np.array(1, np.int32)}))
     assert evaluated.keys() == {"report/loss", "report/accuracy", "report/examples"}
     assert np.isnan(evaluated["report/accuracy"]) and evaluated["report/examples"] == 20
     each = {"model": drawn("regression"), "takes_part": np.array([True])}
@@ -265,7 +265,7 @@ def test_a_loss_of_ones_own():
     own = TorchClient(
         "a", MLP(), tensors(DIGITS.train, 0), loss=nn.CrossEntropyLoss(reduction="none"), local=STEPS
     )
-    ask = ask_of("digits", "evaluate", {"models": drawn("digits", 2)}, np.array(0, np.int32))
+    ask = ask_of("digits", "evaluate", {"models": drawn("digits", 2)}, {"only": np.array(0, np.int32)})
     named = both("digits", STEPS)[1].carry_out(ask)
     reply = own.carry_out(ask)
     assert reply["report/loss"] == pytest.approx(named["report/loss"])
@@ -296,7 +296,7 @@ def test_the_spec_is_found_in_the_data():
 def test_losses_are_of_every_example_that_the_sampler_gives():
     data = tensors(DIGITS.train, 0)
     some = list(range(40))
-    ask = ask_of("digits", "evaluate", {"models": drawn("digits", 1)}, np.array(0, np.int32))
+    ask = ask_of("digits", "evaluate", {"models": drawn("digits", 1)}, {"only": np.array(0, np.int32)})
     loader = DataLoader(data, batch_size=32, sampler=SubsetRandomSampler(some), drop_last=True)
     reply = TorchClient("a", MLP(), loader, local=STEPS).carry_out(ask)
     mine = TensorDataset(*(t[some] for t in data.tensors))
@@ -312,7 +312,9 @@ def test_a_loader_may_have_a_batch_sampler_of_its_own_and_that_for_testing_anoth
     local = ct.SGD(lr=0.1, steps=3, batch_size=2)
     client = TorchClient("a", Linear(), loader, test=other, loss="squared", local=local)
     for split, count in (("train", 8), ("test", 20)):
-        ask = ask_of("regression", "evaluate", {"models": drawn("regression", 1)}, np.array(0), split=split)
+        ask = ask_of(
+            "regression", "evaluate", {"models": drawn("regression", 1)}, {"only": np.array(0)}, split=split
+        )
         assert client.carry_out(ask)["report/examples"] == count
 
 
