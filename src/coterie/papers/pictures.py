@@ -9,7 +9,14 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
 from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Arrays, Row
@@ -18,6 +25,7 @@ from coterie.papers.populations import POPULATIONS
 from coterie.papers.srfca import METHODS, Compared
 from coterie.papers.success import SLACK, Success
 from coterie.run.report.style import INK, MUTED, PALETTE, STYLE
+from coterie.words import count
 
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 DASHES = ("-", (0, (5, 2)), (0, (6, 2, 1.2, 2)), (0, (1.2, 1.6)))
@@ -131,17 +139,17 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
 
 def compared_methods(experiment: Compared, results: Mapping[str, Arrays]) -> Figure:
     """How well each method serves the clients, and the distances after SR-FCA's ONE_SHOT."""
-    count = len(experiment.populations)
+    rows = len(experiment.populations)
     figure = titled(
         "SR-FCA and other methods on clients with known clusters",
         [
-            f"{experiment.clients} clients, {experiment.trials} trials (dots) and their mean (line), as many "
-            "local steps for each method" + _at_scale(experiment.scale),
+            f"{experiment.clients} clients, {count(experiment.trials, 'trial')} (dots) and the mean (line), "
+            "as many local steps for each method" + _at_scale(experiment.scale),
             "right: distances of all pairs of clients after ONE_SHOT in the first trial, and the threshold λ",
         ],
-        (10.4, 0.7 + 3.3 * count),
+        (10.4, 0.7 + 3.3 * rows),
     )
-    panels = figure.subplots(count, 2, squeeze=False, width_ratios=(3, 2))
+    panels = figure.subplots(rows, 2, squeeze=False, width_ratios=(3, 2))
     for (left, right), population in zip(panels, experiment.populations, strict=True):
         _served(left, experiment, population, results)
         _distances(right, results[f"{population} srfca"], POPULATIONS[population].regression)
@@ -170,9 +178,7 @@ def _served(axes: Axes, experiment: Compared, population: str, results: Mapping[
     axes.tick_params(length=0)
     axes.set_title(population, fontsize=10, weight="bold", loc="left")
     if POPULATIONS[population].regression:
-        axes.set(xlabel="test loss, mean over clients (log scale)", xscale="log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("test loss, mean over clients")
     else:
         axes.set_xlabel("test accuracy, mean over clients")
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -195,6 +201,7 @@ def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
     )
     unit = "Euclidean distance of the models" if regression else "cross-cluster loss (nats)"
     axes.set(xlabel=unit, ylabel="pairs of clients")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.tick_params(length=0)
     axes.grid(axis="y")
 
