@@ -287,7 +287,7 @@ class RoundAlgorithm(ABC):
         None in place of the note: nothing happened. The state is then the one given, nobody was asked, and
         the history tells nothing; a run that is resumed here looks again, and sees the same.
         """
-        raise NotImplementedError
+        return state, None
 
     def eligible(self, state: State) -> Bool[np.ndarray, " clients"] | None:
         """Who may be drawn for a round; None for everybody."""

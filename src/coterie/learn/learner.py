@@ -19,7 +19,7 @@ from coterie.learn.local import SGD, LocalUpdate, Objective, Pull
 from coterie.learn.shard import Shard
 from coterie.models.layers import Model, Sized
 
-AT_ONCE = 25  # models of which a client computes the losses at once: the fastest of 10 to 200 on two cores
+AT_ONCE = 25  # models of which a client computes the losses at once, so that what they make stays in a cache
 Within = Callable[[PyTree], PyTree]
 
 
