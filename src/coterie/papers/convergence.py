@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from coterie.algorithms.alternating import Alternating
-from coterie.algorithms.rounds import State, Step
+from coterie.algorithms.state import State, Step
 from coterie.federation.simulation import Simulation
 from coterie.learn.learner import Learner
 from coterie.models import stacked

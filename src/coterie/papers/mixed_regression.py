@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from coterie import keys
 from coterie.algorithms import FedX, Global, OneShotKMeans
 from coterie.algorithms.alternating import Alternating
-from coterie.algorithms.rounds import State
+from coterie.algorithms.state import State
 from coterie.data.federated import Federated
 from coterie.data.synthetic import mixed_regression
 from coterie.federation.simulation import Simulation

@@ -41,6 +41,14 @@ POPULATIONS = {
         "spread: the same with noise 0.3 and models that differ by up to 0.4 within a cluster (epsilon_1).",
         regression=True,
     ),
+    "released": Population(
+        lambda clients, seed: mixed_regression(
+            2, clients, 100, 1000, noise=0.001, parameters="bernoulli", scale=500**0.5, seed=seed
+        ),
+        "released: as the authors' code has it and the paper does not: two models of 1,000 coordinates 0 or "
+        "1, 100 examples per client, noise 0.001. A client alone cannot know a model of so many coordinates.",
+        regression=True,
+    ),
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from coterie.algorithms import IFCA
-from coterie.algorithms.rounds import Step
+from coterie.algorithms.state import Step
 from coterie.data.partition import cluster_sizes
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.federation import Federation

@@ -20,11 +20,14 @@ import numpy as np
 
 from coterie import keys
 from coterie.algorithms import CFL, IFCA, SRFCA, FedSoft, Global, Local, OneShotKMeans, Oracle
-from coterie.algorithms.rounds import RoundAlgorithm, State, Unobserved
+from coterie.algorithms.observer import Unobserved
+from coterie.algorithms.rounds import RoundAlgorithm
 from coterie.algorithms.srfca import Refined
+from coterie.algorithms.state import State
 from coterie.clustering.history import Event, Record
 from coterie.clustering.result import Clustering
 from coterie.data.federated import Federated
+from coterie.errors import LearnerError
 from coterie.evaluate import metrics
 from coterie.federation.protocol import Federation
 from coterie.federation.simulation import Simulation
@@ -105,8 +108,11 @@ class Compared(Experiment):
         algorithm = self.algorithm(method, replace(data, train=fit, test=held_out))
         served = []
         for rate in self.rates:
-            found = algorithm.fit(fit, self.learner(population, method, rate), seed=seed)
-            served.append(-found.evaluate(held_out, "train").loss)
+            try:
+                found = algorithm.fit(fit, self.learner(population, method, rate), seed=seed)
+                served.append(-found.evaluate(held_out, "train").loss)
+            except LearnerError:  # it diverged
+                served.append(-np.inf)
         return self.rates[int(np.argmax(served))]
 
     def learner(self, population: str, method: str, rate: float) -> Learner:
@@ -188,6 +194,7 @@ class Compared(Experiment):
             }
             for name in ("models_down", "models_up", "forward", "steps_taken"):
                 row[name.replace("_", " ")] = float(result[name].mean())
+            row["bytes"] = float((result["bytes_down"] + result["bytes_up"]).mean())
             rows.append(row | {"by Table 1": self._by_formula(method, population, results)})
         return rows
 
@@ -346,8 +353,12 @@ def _data(experiment: Compared, population: str, seed: int) -> Federated:
 
 def _compared(populations: tuple[str, ...], scale: Scale, preset: str) -> Compared:
     clients, rounds, trials = {"paper": (100, 150, 5), "small": (40, 90, 5), "smoke": (8, 6, 1)}[scale]
-    regression = POPULATIONS[populations[0]].regression
-    rates = (0.02, 0.05, 0.1) if regression else (0.05, 0.1, 0.2)
+    if preset == "authors":
+        populations = ("released",)
+        clients, rounds, trials = {"paper": (50, 168, 5), "small": (50, 90, 3), "smoke": (8, 6, 1)}[scale]
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    if preset == "authors":
+        rates = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
     return Compared(
         populations=populations,
         clients=clients,
@@ -371,6 +382,5 @@ FIGURES: tuple[Figure, ...] = (
         "srfca/synthetic",
         "SR-FCA, section 4: all methods on mixtures of regressions with equal and unequal clients",
         partial(_compared, ("equal", "spread")),
-        presets=("text",),
     ),
 )
