@@ -22,7 +22,8 @@ from measure import (
 )
 
 import coterie as ct
-from coterie.algorithms.rounds import Step, _compiled
+from coterie.algorithms.rounds import _compiled
+from coterie.algorithms.state import Step
 
 WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from measure import fastest, matmul_rate, median_ratio
 
 import coterie as ct
-from coterie.algorithms.rounds import State, Step
+from coterie.algorithms.state import State, Step
 from coterie.models import stacked
 from coterie.papers.recovery import Problem, drawn
 

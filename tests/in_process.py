@@ -8,7 +8,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from coterie.algorithms.rounds import Unobserved
+from coterie.algorithms.observer import Unobserved
 from coterie.federation.flower import JaxClient, Own, client_app
 
 

@@ -18,7 +18,7 @@ import coterie as ct
 from coterie import keys, registry
 from coterie.algorithms import rounds as driver
 from coterie.algorithms.cfl import CFL, bipartition, cosines
-from coterie.algorithms.rounds import Unobserved
+from coterie.algorithms.observer import Unobserved
 from coterie.errors import ConfigError, SettingError
 from coterie.federation.flower import FlowerFederation
 from coterie.federation.protocol import Answers, Traffic
@@ -360,7 +360,7 @@ def test_finds_the_rotations_of_digits():
 
 def test_tells_what_it_did_and_why_it_did_no_more(deep):
     _, _, found = deep
-    first, *_, last = found.history.events
+    first, *_, last, _ = found.history.events
     assert first.text == "cluster 0 was split (12 and 12 clients)." and first.asks == 0
     assert (
         first.details["mean"][0] < first.details["eps1"] < first.details["eps2"] < first.details["longest"][0]
@@ -369,7 +369,7 @@ def test_tells_what_it_did_and_why_it_did_no_more(deep):
     assert last.text.startswith("8 clusters; in the last round mean updates were up to ")
     json.loads(last.to_line())
     # a round in which nothing was split leaves no trace
-    assert [event.name for event in found.history.events] == ["split"] * 3 + ["last look"]
+    assert [event.name for event in found.history.events] == ["split"] * 3 + ["last look", "finish"]
 
 
 # -- whoever takes part, in whatever order ----------------------------------------------------------------

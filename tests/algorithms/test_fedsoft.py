@@ -15,7 +15,7 @@ import coterie as ct
 from coterie import keys
 from coterie.algorithms import rounds as driver
 from coterie.algorithms.fedsoft import FedSoft, Soft
-from coterie.algorithms.rounds import Unobserved
+from coterie.algorithms.observer import Unobserved
 from coterie.data.federated import Federated
 from coterie.errors import FederationError, LearnerError, SettingError
 from coterie.federation.flower import FlowerFederation

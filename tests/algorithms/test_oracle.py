@@ -8,7 +8,7 @@ from references import local_update, loss
 from references_srfca import trimmed_mean
 
 import coterie as ct
-from coterie.algorithms.rounds import Unobserved
+from coterie.algorithms.observer import Unobserved
 from coterie.errors import SettingError
 from coterie.federation.flower import FlowerFederation
 from coterie.models import stacked

@@ -8,8 +8,8 @@ from in_process import InProcessGrid, apps_of
 
 import coterie as ct
 from coterie.aggregate import Summing
-from coterie.algorithms import rounds
-from coterie.algorithms.rounds import Outcome
+from coterie.algorithms import records
+from coterie.algorithms.state import Outcome
 from coterie.data.federated import Federated
 from coterie.errors import FederationError, SettingError
 from coterie.federation import simulation as engine
@@ -128,7 +128,7 @@ def test_the_history_knows_nothing_of_blank_places():
     nothing = Traffic(jnp.asarray(REAL), jnp.zeros(5, bool), 10, 0, 1)
     answered = REAL & (ASKED != 1)
     outcome = Outcome(np.zeros(1), np.zeros((1, NOBODY), int), ASKED, answered, nothing, clusters=2)
-    log = rounds._log(3, outcome, outcome.assignment, 0.1, np.array(list("abcdef")))
+    log = records.log(3, outcome, outcome.assignment, 0.1, np.array(list("abcdef")))
     assert (log.asked, log.answered, log.missing) == (3, 2, {"no answer": ["b"]})
     assert (log.bytes_down, log.bytes_up) == (30, 2)
 

@@ -106,7 +106,7 @@ def test_without_k_it_is_the_number_with_the_highest_silhouette(found):
     )
     first = np.asarray(stacked.to_matrix(stacked.take(start, 0)), float)[0]
     alone = np.array([local_update(first, np.asarray(x), np.asarray(y), 0.05, 50) for x, y in data.train])
-    (event,) = found.history.events
+    event, _ = found.history.events
     told = event.details["silhouettes"]
     assert list(told) == ["2", "3", "4", "5", "6"]
     for number in (2, 3):  # with more groups than there are, k-means may end here or there
@@ -117,7 +117,7 @@ def test_without_k_it_is_the_number_with_the_highest_silhouette(found):
 
 
 def test_what_was_tried_is_told_in_plain_values(found):
-    (event,) = found.history.events
+    event, _ = found.history.events
     assert json.loads(json.dumps(event.details, allow_nan=False)) == event.details
     assert (event.name, event.after, event.asks) == ("one-shot", 0, 1)
     assert "3 clusters" in event.text and f"{event.details['silhouettes']['3']:.2f}" in event.text

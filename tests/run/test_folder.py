@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coterie import storage
-from coterie.algorithms.rounds import State
+from coterie.algorithms.state import State
 from coterie.clustering.history import RoundLog
 from coterie.data import Spec
 from coterie.errors import RunFolderError, StorageError

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -24,9 +23,8 @@ from coterie import keys
 from coterie.aggregate import Aggregator, Mean, Normalise, Sums
 from coterie.algorithms import identities, sharing
 from coterie.algorithms.restarts import Kept, lowest_loss
-from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
-from coterie.clustering.history import History, Record
-from coterie.clustering.result import Clustering
+from coterie.algorithms.rounds import RoundAlgorithm
+from coterie.algorithms.state import Outcome, Result, State, Step
 from coterie.errors import SettingError
 from coterie.federation.protocol import Answers, Federation, Reduction
 from coterie.initialise import Given, Random
@@ -176,26 +174,13 @@ class Alternating(RoundAlgorithm):
         """The state after a round, with what else an algorithm keeps of it."""
         return after
 
-    def finish(
-        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
-    ) -> Clustering:
+    def finish(self, federation: Federation, learner: Learner, state: State, seed: int) -> Result:
         # IFCA 17, then IFCA 6 once more for everybody under the final models: the assignment, and the
         # training loss by which the best restart is kept
         answers = federation.ask(tasks.losses, {"models": state.models}, replicas=self.restarts)
         best = lowest_loss(np.array(answers.report["losses"]), np.asarray(answers.answered))
         assignment = self.final(np.asarray(state.assignment)[best.restart], best)
-        return Clustering(
-            ids=federation.ids,
-            assignment=assignment.astype(np.int32),
-            models=stacked.take(state.models, best.restart),
-            learner=learner,
-            spec=federation.spec,
-            history=History(records, federation.clients, best.restart),
-            losses=best.losses,
-            algorithm=self.settings(),
-            seed=seed,
-            provenance=federation.describe(),
-        )
+        return Result(assignment, stacked.take(state.models, best.restart), best.restart, best.losses)
 
     def final(self, known: Int[np.ndarray, " clients"], best: Kept) -> np.ndarray:
         """The clusters of the clients, given those that the last round knew."""

@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
 from coterie.algorithms.alternating import Alternating, Told
-from coterie.algorithms.rounds import Outcome, RoundAlgorithm, State, Step
-from coterie.clustering.history import History, Record
-from coterie.clustering.result import Clustering
+from coterie.algorithms.rounds import RoundAlgorithm
+from coterie.algorithms.state import Outcome, Result, State, Step
 from coterie.errors import SettingError
 from coterie.federation.protocol import Federation
 from coterie.learn import tasks
@@ -203,9 +202,7 @@ class Local(RoundAlgorithm):
             outcomes.append(Outcome.of(drawn, loss, assignment, federation.clients))
         return State(models, assignment), outcomes
 
-    def finish(
-        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
-    ) -> Clustering:
+    def finish(self, federation: Federation, learner: Learner, state: State, seed: int) -> Result:
         lost = np.flatnonzero(np.asarray(state.assignment[0]) < 0)
         if len(lost) and not federation.traceable:
             # all rounds were one exchange: who missed it would never be asked again
@@ -213,14 +210,4 @@ class Local(RoundAlgorithm):
                 stacked.take(self._steps(federation, state, seed, t, t + 1), 0) for t in range(self.rounds)
             ]
             state, _ = self.exchange(federation, learner, state, steps, among=lost, least=0)
-        return Clustering(
-            ids=federation.ids,
-            assignment=np.asarray(state.assignment[0]),
-            models=stacked.take(state.models, 0),
-            learner=learner,
-            spec=federation.spec,
-            history=History(records, federation.clients),
-            algorithm=self.settings(),
-            seed=seed,
-            provenance=federation.describe(),
-        )
+        return Result(np.asarray(state.assignment[0]), stacked.take(state.models, 0))

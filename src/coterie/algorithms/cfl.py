@@ -23,7 +23,7 @@ from scipy.spatial.distance import squareform
 from coterie import keys
 from coterie.aggregate import Aggregator, Mean, Normalise
 from coterie.algorithms.alternating import Told, one_of
-from coterie.algorithms.rounds import Note, State, Step
+from coterie.algorithms.state import Note, State, Step
 from coterie.errors import SettingError
 from coterie.federation.protocol import Answers, Federation
 from coterie.learn.learner import Learner

@@ -22,9 +22,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 from coterie import keys
 from coterie.algorithms.alternating import one_of
 from coterie.algorithms.restarts import lowest_loss
-from coterie.algorithms.rounds import Note, Outcome, RoundAlgorithm, State, Step
-from coterie.clustering.history import History, Record
-from coterie.clustering.result import Clustering
+from coterie.algorithms.rounds import RoundAlgorithm
+from coterie.algorithms.state import Note, Outcome, Result, State, Step
 from coterie.errors import FederationError, SettingError
 from coterie.federation.protocol import Federation
 from coterie.initialise import Given, Random
@@ -308,23 +307,14 @@ class FedSoft(RoundAlgorithm):
         loss = answers.report["loss"][:, None]
         return after, Outcome.of(answers, loss, state.assignment, self.k)
 
-    def finish(
-        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
-    ) -> Clustering:
+    def finish(self, federation: Federation, learner: Learner, state: State, seed: int) -> Result:
         assert isinstance(state, Soft)
-        return Clustering(
-            ids=federation.ids,
-            assignment=np.asarray(state.assignment[0]),
-            models=stacked.take(state.models, 0),
-            learner=learner,
-            spec=federation.spec,
-            history=History(records, federation.clients),
+        return Result(
+            np.asarray(state.assignment[0]),
+            stacked.take(state.models, 0),
             losses=np.asarray(state.losses),
             shares=np.asarray(self.importance(state.counts)),
             personal=state.own,
-            algorithm=self.settings(),
-            seed=seed,
-            provenance=federation.describe(),
         )
 
 

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from coterie.aggregate import Mean, Normalise, SoftSumming
 from coterie.algorithms.alternating import Clustered
-from coterie.algorithms.rounds import Step
+from coterie.algorithms.state import Step
 from coterie.errors import SettingError
 from coterie.federation.protocol import Reduction
 from coterie.learn import tasks

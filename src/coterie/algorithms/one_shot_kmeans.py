@@ -10,7 +10,7 @@ from jaxtyping import Array, Key
 
 from coterie import keys
 from coterie.algorithms.alternating import Told
-from coterie.algorithms.rounds import Note, State
+from coterie.algorithms.state import Note, State
 from coterie.errors import SettingError
 from coterie.federation.protocol import Federation
 from coterie.initialise.one_shot import OneShot

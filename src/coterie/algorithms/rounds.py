@@ -5,130 +5,27 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Int, Key
 
 from coterie import keys, registry
-from coterie.clustering.history import Event, Record, RoundLog
+from coterie.algorithms.observer import Arrays, Observer, Unobserved
+from coterie.algorithms.records import event, log, told_at
+from coterie.algorithms.state import Note, Outcome, Result, State, Step
+from coterie.clustering.history import FINISH, START, Event, History, Record, RoundLog
 from coterie.clustering.result import Clustering
-from coterie.data.shards import Shards, Spec
+from coterie.data.shards import Shards
 from coterie.errors import LearnerError, SettingError
 from coterie.federation.counted import Count, with_count
-from coterie.federation.protocol import Answers, Federation, Traffic, as_federation
+from coterie.federation.protocol import Federation, as_federation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
-
-Arrays = Mapping[str, Any]
-START = "start"  # the name of what happens before anything else
-
-
-class State(eqx.Module):
-    """All that a round needs of the rounds before it; a checkpoint is this and nothing else.
-
-    Everything has a leading axis of restarts, which run side by side.
-    """
-
-    models: PyTree  # (restarts, k, ...)
-    assignment: Int[Array, "restarts clients"]  # the last known cluster; -1 while a client has not answered
-    # where an algorithm needs them:
-    steady: Int[Array, "restarts clients"] | None = None  # rounds since a client's cluster last changed
-    told: Int[Array, "restarts clients"] | None = None  # the cluster it is told to train next; -1: none
-
-
-class Step(eqx.Module):
-    """What is new in a round: its number, its key, and the clients drawn for it."""
-
-    round: Int[Array, ""]
-    key: Key[Array, ""]
-    clients: Any = None
-
-
-class Outcome(eqx.Module):
-    """What a round tells the history."""
-
-    loss: Float[Array, " restarts"]
-    assignment: Int[Array, "restarts clients"]
-    clients: Int[Array, " asked"]
-    answered: Bool[Array, " asked"]
-    traffic: Traffic
-    clusters: int = eqx.field(static=True)
-    failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position and reason
-
-    @classmethod
-    def of(
-        cls,
-        answers: Answers,
-        loss: Float[Array, "asked restarts"],
-        assignment: Int[Array, "restarts clients"],
-        clusters: int,
-    ) -> Outcome:
-        """The outcome of a round that made one ask; `loss` is what each client asked reported."""
-        answered = jnp.broadcast_to(stacked.expand(answers.answered, loss), loss.shape)
-        count = answered.sum(0)
-        # a round in which nobody answered tells nothing of the loss
-        mean = jnp.where(count > 0, jnp.where(answered, loss, 0).sum(0) / jnp.maximum(count, 1), jnp.nan)
-        return cls(
-            loss=mean,
-            assignment=assignment,
-            clients=answers.clients,
-            answered=answered.any(1),
-            traffic=answers.traffic,
-            clusters=clusters,
-            failures=answers.failures,
-        )
-
-
-class Note(NamedTuple):
-    """What an algorithm tells of a pause between rounds."""
-
-    name: str
-    text: str  # a sentence
-    details: dict[str, Any] = {}  # noqa: RUF012 (never changed)
-
-
-class Observer(Protocol):
-    """Watches a run: shows progress, writes it down, restores it."""
-
-    def clients(self) -> tuple[np.ndarray, Spec] | None:
-        """The ids of the clients so far, by position, and the shape of an example; None to start afresh."""
-        ...
-
-    def resume(self, restored: Callable[[Arrays], State]) -> tuple[State, list[Record]] | None:
-        """The state to start from, and what led there; None to start afresh.
-
-        `restored` makes a state of the arrays that were kept.
-        """
-        ...
-
-    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
-        """Something happened: the state after it, with whom, what it was, and how many rounds are done."""
-        ...
-
-
-def diverged(when: str) -> LearnerError:
-    """The error for a loss that is no longer a number."""
-    return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")
-
-
-class Unobserved:
-    """Watches nothing."""
-
-    def clients(self) -> None:
-        return None
-
-    def resume(self, restored: Callable[[Arrays], State]) -> None:
-        return None
-
-    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
-        pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,11 +89,11 @@ class RoundAlgorithm(ABC):
         drawn: tuple[int, Step] | None = None  # rounds whose clients are drawn, and the first of them
         while True:
             pauses = [t for t in self.pauses() if t >= done]
-            if done in pauses and not any(_told_at(done, record) for record in records):
-                state, event = self._paused(federation, learner, state, done, seed, init)
-                if event is not None:
-                    watch.after(state, federation, [event], done)
-                    records.append(event)
+            if done in pauses and not any(told_at(done, record) for record in records):
+                state, told = self._paused(federation, learner, state, done, seed, init)
+                if told is not None:
+                    watch.after(state, federation, [told], done)
+                    records.append(told)
                     state = federation.place(state)
                     drawn = None  # who may be drawn may have changed
             if done >= self.length:
@@ -229,14 +126,14 @@ class RoundAlgorithm(ABC):
             seconds = (time.perf_counter() - began) / (last - first)
             new = []
             for t, outcome in enumerate(outcomes, first):
-                new.append(_log(t, outcome, before, seconds, federation.ids))
+                new.append(log(t, outcome, before, seconds, federation.ids))
                 before = outcome.assignment
             done = last
             watch.after(state, federation, list(new), done)
             records += new
             if new[-1].answered and not np.isfinite(new[-1].loss).any():
                 raise diverged(f"in round {done - 1}")
-        return self.finish(federation, learner, state, records, seed)
+        return self._finished(federation, learner, state, records, seed)
 
     def _begun(
         self, federation: Federation, learner: Learner, key: Key[Array, ""]
@@ -248,7 +145,7 @@ class RoundAlgorithm(ABC):
             return state, []
         note = Note(START, "clients were asked for the models to begin with.")
         unknown = np.full(state.assignment.shape, -1)
-        return state, [_event(0, note, state, unknown, count, time.perf_counter() - began)]
+        return state, [_told(0, note, unknown, state, count, began)]
 
     def _paused(
         self,
@@ -268,7 +165,33 @@ class RoundAlgorithm(ABC):
         state, note = self.between(with_count(federation, count, asks), learner, state, done, seed)
         if note is None:
             return state, None
-        return state, _event(done, note, state, before, count, time.perf_counter() - began)
+        return state, _told(done, note, before, state, count, began)
+
+    def _finished(
+        self, federation: Federation, learner: Learner, state: State, records: list[Record], seed: int
+    ) -> Clustering:
+        """The result, and what it took to make it of the last state."""
+        began, count = time.perf_counter(), Count()
+        result = self.finish(with_count(federation, count), learner, state, seed)
+        if count.asks:
+            now = state.assignment.at[result.restart].set(jnp.asarray(result.assignment))
+            last = dataclasses.replace(state, assignment=now)
+            note = Note(FINISH, "the clients were asked a last time.")
+            records = [*records, _told(self.length, note, np.array(state.assignment), last, count, began)]
+        return Clustering(
+            ids=federation.ids,
+            assignment=result.assignment.astype(np.int32),
+            models=result.models,
+            learner=learner,
+            spec=federation.spec,
+            history=History(records, federation.clients, result.restart),
+            losses=result.losses,
+            shares=result.shares,
+            personal=result.personal,
+            algorithm=self.settings(),
+            seed=seed,
+            provenance=federation.describe(),
+        )
 
     @property
     def length(self) -> int:
@@ -391,14 +314,17 @@ class RoundAlgorithm(ABC):
         """One round; pure, so that it compiles over a traceable federation."""
 
     @abstractmethod
-    def finish(
-        self, federation: Federation, learner: Learner, state: State, records: Sequence[Record], seed: int
-    ) -> Clustering:
-        """The result, given the state after the last round and what led there."""
+    def finish(self, federation: Federation, learner: Learner, state: State, seed: int) -> Result:
+        """The result, given the state after the last round."""
 
     def settings(self) -> dict[str, Any]:
         """The algorithm's name and settings, to be recorded with its result."""
         return registry.describe_algorithm(self)
+
+
+def diverged(when: str) -> LearnerError:
+    """The error for a loss that is no longer a number."""
+    return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
@@ -419,60 +345,7 @@ def _padded(
     return jnp.pad(known, ((0, 0), (0, missing)), constant_values=fill) if missing else known
 
 
-def _told_at(done: int, record: Record) -> bool:
-    """Whether a record is that of the pause after so many rounds."""
-    return isinstance(record, Event) and record.after == done and record.name != START
-
-
-def _changes(
-    before: Int[np.ndarray, "restarts clients"], now: Int[np.ndarray, "restarts clients"], clusters: int
-) -> tuple[list[list[list[int]]], list[list[int]]]:
-    """For each restart, who moved where, and how many clients each cluster has."""
-    moved = [
-        np.stack([np.flatnonzero(changed), row[changed]], axis=1).tolist()
-        for changed, row in zip(now != before, now, strict=True)
-    ]
-    return moved, [np.bincount(row[row >= 0], minlength=clusters).tolist() for row in now]
-
-
-def _event(done: int, note: Note, state: State, before: np.ndarray, count: Count, seconds: float) -> Event:
-    clusters = jax.tree.leaves(state.models)[0].shape[1]
-    moved, sizes = _changes(before, np.asarray(state.assignment), clusters)
-    return Event(
-        after=done,
-        name=note.name,
-        text=note.text,
-        details=note.details,
-        moved=moved,
-        sizes=sizes,
-        seconds=seconds,
-        **asdict(count),
-    )
-
-
-def _log(number: int, outcome: Outcome, before: np.ndarray, seconds: float, ids: np.ndarray) -> RoundLog:
-    moved, sizes = _changes(before, np.asarray(outcome.assignment), outcome.clusters)
-    answered = np.asarray(outcome.answered)
-    down, spared, up = outcome.traffic.total(answered)
-    reasons = dict(outcome.failures)
-    asked = np.asarray(outcome.clients)
-    real = asked < len(ids)  # a place may be blank
-    for client in asked[real & ~answered].tolist():
-        reasons.setdefault(client, "no answer")
-    missing: dict[str, list[str]] = {}
-    for client, reason in sorted(reasons.items()):
-        missing.setdefault(reason, []).append(str(ids[client]))
-    return RoundLog(
-        round=number,
-        loss=[float(value) for value in outcome.loss],
-        changed=[len(moves) for moves in moved],
-        sizes=sizes,
-        moved=moved,
-        asked=int(real.sum()),
-        answered=int(answered.sum()),
-        bytes_down=down,
-        bytes_spared=spared,
-        bytes_up=up,
-        seconds=seconds,
-        missing=missing,
-    )
+def _told(done: int, note: Note, before: np.ndarray, state: State, count: Count, began: float) -> Event:
+    models = jax.tree.leaves(state.models)[0].shape[1]
+    seconds = time.perf_counter() - began
+    return event(done, note, before, np.asarray(state.assignment), models, count, seconds)

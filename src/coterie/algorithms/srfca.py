@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from coterie import keys
 from coterie.aggregate import Aggregator, Normalise, Sums, TrimmedMean
 from coterie.algorithms.alternating import Told, one_of
-from coterie.algorithms.rounds import Note, Outcome, State, Step
+from coterie.algorithms.state import Note, Outcome, State, Step
 from coterie.clustering import graph, threshold
 from coterie.clustering.distances import L2, CrossLoss, Distance
 from coterie.errors import SettingError

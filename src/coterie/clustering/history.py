@@ -61,6 +61,7 @@ class Event:
 
 
 Record = RoundLog | Event
+START, FINISH = "start", "finish"  # the names of what happens before anything else, and after all else
 
 
 def from_line(line: str) -> Record:

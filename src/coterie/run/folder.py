@@ -23,7 +23,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from coterie import storage
-from coterie.algorithms.rounds import Arrays, State
+from coterie.algorithms.observer import Arrays
+from coterie.algorithms.state import State
 from coterie.clustering import result
 from coterie.clustering.history import Record, from_line
 from coterie.data.shards import Spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from coterie.clustering.history import Event, History
+from coterie.clustering.history import FINISH, Event, History
 from coterie.run.report import pictures
 from coterie.run.report.words import NOTHING, duration
 from coterie.run.summary import human_bytes
@@ -13,9 +13,9 @@ SHOWN = 40  # of more events, the first and the last
 
 
 def told(history: History) -> str:
-    """A table of the events; empty where there were none."""
+    """A table of the events; empty where there were none but the last exchange, which all runs have."""
     events = history.events
-    if not events:
+    if all(event.name == FINISH for event in events):
         return ""
     half = SHOWN // 2
     some = events if len(events) <= SHOWN else [*events[:half], *events[-half:]]
