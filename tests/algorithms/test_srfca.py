@@ -752,6 +752,7 @@ def test_one_client_alone_cannot_be_compared():
         ct.SRFCA(rounds=1, min_size=1).fit(DATA.train[[0]], LOCAL)
 
 
-def test_divergence_is_said_and_not_returned():
-    with pytest.raises((LearnerError, SettingError), match=r"diverged|can be compared"):
-        ct.SRFCA(rounds=6, threshold=1.0).fit(DATA.train, learner(lr=1e10))
+@BOTH
+def test_divergence_is_said_and_not_returned(name):
+    with pytest.raises(LearnerError, match="diverged where clients trained alone: lower the learning rate"):
+        ct.SRFCA(rounds=6, threshold=1.0, distance=name).fit(DATA.train, learner(lr=1e10))
