@@ -39,3 +39,8 @@ class StorageError(CoterieError):
 
 class FederationError(CoterieError):
     """Too few clients of a real federation are there or answer."""
+
+
+def diverged(when: str) -> LearnerError:
+    """The error for training that no longer ends in numbers."""
+    return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")

@@ -8,7 +8,7 @@ from references import ifca, local_update
 
 import coterie as ct
 from coterie import keys
-from coterie.errors import SettingError
+from coterie.errors import LearnerError, SettingError
 from coterie.initialise.one_shot import OneShot, k_means
 from coterie.models import stacked
 
@@ -177,3 +177,27 @@ def test_two_groups_at_most_are_two_groups():
     data = ct.data.mixed_regression(k=2, clients=6, examples=12, dim=4, noise=0.1, seed=0)
     found = ct.OneShotKMeans(rounds=1, alone=5, most=2).fit(data.train, LEARNER, seed=0)
     assert found.k == 2 and "silhouette" not in found.history.events[0].text
+
+
+# -- training that diverges -------------------------------------------------------------------------------
+
+HOT = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=1e10, steps=5))
+
+
+@pytest.mark.parametrize("algorithm", [ct.IFCA(k=3, init=ct.OneShot(20)), ct.OneShotKMeans(alone=20)])
+def test_training_alone_that_diverges_is_called_so(algorithm):
+    with pytest.raises(LearnerError, match="diverged where clients trained alone: lower the learning"):
+        algorithm.fit(population(1).train, HOT, seed=0)
+
+
+def test_a_client_whose_own_training_diverges_is_as_one_that_did_not_answer():
+    data = population(1)
+    xs, ys = map(list, zip(*data.train, strict=True))
+    xs[0] = xs[0] * 1e10
+    train = ct.Shards.from_lists(xs, ys)
+    learner = LEARNER.for_data(train.spec)
+    federation = ct.Simulation(train).with_learner(learner)
+    groups = OneShot(20).grouped(federation, learner, keys.grid(keys.purpose(1, "init"), 1, 3), [3])
+    assert groups.labels[0, 0] == -1
+    assert ct.metrics.misclustering(groups.labels[0, 1:], data.truth[1:]) == 0
+    assert np.isfinite(stacked.to_matrix(stacked.take(groups.models, 0))).all()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from coterie.algorithms.rounds import diverged
+from coterie.errors import diverged
 
 
 class Kept(NamedTuple):

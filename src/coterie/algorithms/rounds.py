@@ -21,7 +21,7 @@ from coterie.algorithms.state import Note, Outcome, Result, State, Step
 from coterie.clustering.history import FINISH, START, Event, History, Record, RoundLog
 from coterie.clustering.result import Clustering
 from coterie.data.shards import Shards
-from coterie.errors import LearnerError, SettingError
+from coterie.errors import SettingError, diverged
 from coterie.federation.counted import Count, with_count
 from coterie.federation.protocol import Federation, as_federation
 from coterie.learn.learner import Learner
@@ -320,11 +320,6 @@ class RoundAlgorithm(ABC):
     def settings(self) -> dict[str, Any]:
         """The algorithm's name and settings, to be recorded with its result."""
         return registry.describe_algorithm(self)
-
-
-def diverged(when: str) -> LearnerError:
-    """The error for a loss that is no longer a number."""
-    return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)

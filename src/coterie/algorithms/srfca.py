@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from coterie import keys
 from coterie.aggregate import Aggregator, Normalise, Sums, TrimmedMean
 from coterie.algorithms.alternating import Told, one_of
-from coterie.algorithms.rounds import diverged
 from coterie.algorithms.state import Note, Outcome, State, Step
 from coterie.clustering import graph, threshold
 from coterie.clustering.distances import L2, CrossLoss, Distance
@@ -191,8 +190,6 @@ class SRFCA(Told):
         models, there = stacked.take(models, (slice(None), 0)), answered[:, 0]
         own = self.metric.measure(federation, models, there)
         distances = self.metric.between_clients(own)
-        if there.sum() > 1 and not len(threshold.of_pairs(distances)):
-            raise diverged("where clients trained alone")
         cut = threshold.choose(self.threshold, distances, self.min_size)
         labels = graph.of_size(graph.components(distances, cut.threshold, there), self.min_size)
         k = int(labels.max()) + 1

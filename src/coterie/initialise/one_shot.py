@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from coterie.errors import FederationError, SettingError
+from coterie.errors import FederationError, SettingError, diverged
 from coterie.federation.protocol import Federation
 from coterie.initialise.random import Random
 from coterie.learn import tasks
@@ -107,7 +107,7 @@ def trained_alone(
 ) -> tuple[PyTree, np.ndarray]:
     """Have clients train the models they are given (one per restart) by themselves, in one exchange.
 
-    Returns their models, (clients, restarts, ...), and who answered for which restart.
+    Returns their models, (clients, restarts, ...), and who answered with numbers for which restart.
     """
     count = federation.clients if clients is None else len(clients)
     restarts = stacked.count(start)
@@ -122,7 +122,12 @@ def trained_alone(
         key=key,
         replicas=restarts,
     )
-    return answers.value, np.asarray(answers.answered)
+    answered = np.asarray(answers.answered)
+    finite = [np.isfinite(a).reshape(count, restarts, -1).all(axis=2) for a in jax.tree.leaves(answers.value)]
+    sound = answered & np.logical_and.reduce(finite)
+    if answered.any() and not sound.any():
+        raise diverged("where clients trained alone")
+    return answers.value, sound
 
 
 def k_means(points: Float[np.ndarray, "points d"], k: int, seed: int) -> Int[np.ndarray, " points"]:

@@ -356,7 +356,7 @@ def _compared(populations: tuple[str, ...], scale: Scale, preset: str) -> Compar
     if preset == "authors":
         populations = ("released",)
         clients, rounds, trials = {"paper": (50, 168, 5), "small": (50, 90, 3), "smoke": (8, 6, 1)}[scale]
-    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
     if preset == "authors":
         rates = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
     return Compared(
