@@ -22,7 +22,7 @@ from coterie.algorithms.alternating import Told, one_of
 from coterie.algorithms.state import Note, Outcome, State, Step
 from coterie.clustering import graph, threshold
 from coterie.clustering.distances import L2, CrossLoss, Distance
-from coterie.errors import SettingError
+from coterie.errors import SettingError, diverged
 from coterie.federation.protocol import Federation
 from coterie.initialise.one_shot import trained_alone
 from coterie.learn.learner import Learner
@@ -190,6 +190,8 @@ class SRFCA(Told):
         models, there = stacked.take(models, (slice(None), 0)), answered[:, 0]
         own = self.metric.measure(federation, models, there)
         distances = self.metric.between_clients(own)
+        if there.sum() > 1 and not len(threshold.of_pairs(distances)):  # too far apart for a number
+            raise diverged("where clients trained alone")
         cut = threshold.choose(self.threshold, distances, self.min_size)
         labels = graph.of_size(graph.components(distances, cut.threshold, there), self.min_size)
         k = int(labels.max()) + 1

@@ -136,12 +136,15 @@ class History(Sequence[Round]):
     def assignments(self) -> np.ndarray:
         """Every client's cluster after every round, shape (rounds, clients); -1 while it is not known.
 
-        Clients that were regrouped after a round, before the next one, are shown where they went.
+        Clients that were regrouped after a round are shown where they went. What the last exchange finds,
+        under the models that the last round ended with, is the result's `assignment`.
         """
         now = np.full(self.clients, -1)
         rows = np.empty((len(self), self.clients), int)
         done = 0
         for record in self.records:
+            if isinstance(record, Event) and record.name == FINISH:
+                break
             done += isinstance(record, RoundLog)
             for client, cluster in record.moved[self.restart]:
                 now[client] = cluster
