@@ -158,7 +158,9 @@ def cell(value: Any) -> str:
     """A value of the table as people read it."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return str(value)
 
 
 def verdict(finding: Mapping[str, Any]) -> str:

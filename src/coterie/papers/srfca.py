@@ -208,13 +208,17 @@ class Compared(Experiment):
     def _by_formula(self, method: str, population: str, results: Mapping[str, Arrays]) -> str | None:
         """What Table 1 says of communication, training steps and forward passes, with our numbers put in.
 
-        Its orders of magnitude leave ONE_SHOT out: that takes m models more, and m * m with cross losses.
+        Its orders of magnitude count one way, and leave ONE_SHOT out: that takes m models more, and m * m
+        with cross losses.
         """
-        k = int(np.median(results[f"{population} {method}"]["clusters"]))
         m, t, e = self.clients, self.rounds, self.local
         if method == "ifca":
+            data = _data(self, population, 0)
+            assert data.truth is not None
+            k = int(data.truth.max()) + 1
             return f"{m * t * k:,} models, {m * t * e:,} steps, {m * t * k:,} passes"
         if method.startswith("srfca"):
+            k = int(np.median(results[f"{population} {method}"]["clusters"]))
             t = self.rounds if method == "srfca-long" else max(1, self.rounds // 3)
             return f"{m * t * 2 + m * k * 2:,} models, {m * t * e * 2:,} steps, {m * k * 2:,} passes"
         return None
