@@ -32,6 +32,14 @@ def test_a_smoke_run_writes_everything(smoke):
     assert all(finding["agrees"] is None for finding in content["findings"])  # it is too short to tell
 
 
+def test_the_precision_that_is_written_down_is_the_one_in_force(monkeypatch):
+    digits, regressions = find("srfca/digits", "smoke", "text"), find("srfca/synthetic", "smoke", "text")
+    assert {digits.precision(point) for point in digits.points()} == {"float32"}
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")  # where networks have less by default
+    assert {digits.precision(point) for point in digits.points()} == {"tf32"}
+    assert {regressions.precision(point) for point in regressions.points()} == {"float32"}
+
+
 def test_every_method_takes_as_many_local_steps(smoke):
     content, _ = smoke
     assert {row["steps taken"] for row in content["table"]} == {CLIENTS * ROUNDS * STEPS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -47,8 +47,6 @@ class Finding:
 class Experiment(ABC):
     """A figure or table at one scale and in one reading; a dataclass whose fields decide all results."""
 
-    precision: ClassVar[str] = "float32"  # of matrix products: theory is about exact ones
-
     @abstractmethod
     def points(self) -> Sequence[Point]:
         """What is to be computed, in order."""
@@ -81,6 +79,10 @@ class Experiment(ABC):
     @abstractmethod
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
         """The figure."""
+
+    def precision(self, point: Point) -> str:
+        """Of matrix products: theory is about exact ones."""
+        return "float32"
 
     def notes(self) -> list[str]:
         """What a reader has to know about this scale and reading."""

@@ -108,7 +108,7 @@ def compute(
                 began = time.perf_counter()
                 result = experiment.compute(point, seed, lambda done: show(number * steps + done, None))  # noqa: B023
                 seconds = round(time.perf_counter() - began, 3)
-                folder.keep(point, result, {"seconds": seconds, **provenance(experiment.precision)})
+                folder.keep(point, result, {"seconds": seconds, **provenance(experiment.precision(point))})
                 how = f"{seconds:.1f} s"
             else:
                 result, how = known[0], "kept from before"

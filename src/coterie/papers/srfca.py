@@ -168,6 +168,12 @@ class Compared(Experiment):
             row |= _course(found, algorithm, pauses, data, seed)
         return row
 
+    def precision(self, point: Point) -> str:
+        population, method = point.values["population"], point.values["method"]
+        train = _data(self, population, 0).train
+        learner = self.learner(population, method, self.rates[0]).for_data(train.spec)
+        return Simulation(train).with_learner(learner).precision
+
     # -- what came of it ---------------------------------------------------------------------------------
 
     def served(self, result: Arrays, population: str) -> np.ndarray:
