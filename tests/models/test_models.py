@@ -85,6 +85,7 @@ def test_open_outputs_come_from_the_data(model, spec, shape):
 
 def test_outputs_that_are_set_stay():
     assert MLP(outputs=12).for_data(LABELS) == MLP(outputs=12)
+    assert MLP((7, 5)) == MLP(hidden=(7, 5))  # the widths come to mind first; outputs are only by name
     assert Linear(outputs=()).for_data(VECTORS) == Linear(outputs=())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import equinox as eqx
@@ -40,7 +40,7 @@ class Sized:
     class for labels, the shape of a target otherwise.
     """
 
-    outputs: int | tuple[int, ...] | None = None
+    outputs: int | tuple[int, ...] | None = field(default=None, kw_only=True)
 
     def for_data(self, spec: Spec) -> Self:
         """The model with its outputs decided, given the shape of the data."""

@@ -124,7 +124,7 @@ class Compared(Experiment):
         local = SGD(lr=rate, steps=self.local, proximal=0.1 if method == "fedprox" else 0.0)
         if POPULATIONS[population].regression:
             return Learner(Linear(), "squared", local)
-        return Learner(MLP((self.hidden,)), local=local)
+        return Learner(MLP(hidden=(self.hidden,)), local=local)
 
     def algorithm(self, method: str, data: Federated) -> RoundAlgorithm:
         """A method that takes as many local steps per client as all others do."""
