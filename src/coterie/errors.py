@@ -44,3 +44,9 @@ class FederationError(CoterieError):
 def diverged(when: str) -> LearnerError:
     """The error for training that no longer ends in numbers."""
     return LearnerError(f"training diverged {when}: lower the learning rate, or clip gradients.")
+
+
+def whole_number(name: str, value: object, least: int) -> None:
+    """Refuse a setting that is no whole number, or too small."""
+    if type(value) is not int or value < least:
+        raise SettingError(f"{name} must be a whole number from {least} up, not {value!r}.")

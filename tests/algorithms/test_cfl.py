@@ -17,8 +17,9 @@ from sklearn.cluster import AgglomerativeClustering
 import coterie as ct
 from coterie import keys, registry
 from coterie.algorithms import rounds as driver
-from coterie.algorithms.cfl import CFL, bipartition, cosines
+from coterie.algorithms.cfl import CFL
 from coterie.algorithms.observer import Unobserved
+from coterie.clustering.bipartition import bipartition, cosines
 from coterie.errors import ConfigError, SettingError
 from coterie.federation.flower import FlowerFederation
 from coterie.federation.protocol import Answers, Traffic
@@ -116,7 +117,7 @@ def merged(clients, updates):
 
 
 def gap(alpha):
-    return np.sqrt((1 - alpha) / 2)
+    return np.sqrt(max(0.0, 1 - alpha) / 2)  # rounding makes 1 + 2e-16 of some cosines of equal updates
 
 
 def criteria(clients, updates, weights, eps1, eps2):
@@ -195,6 +196,15 @@ def test_a_cluster_is_split_as_by_trying_every_bipartition(numbers, weights, two
             assert now[clients[0]] == c  # the number stays with the first client's part
         else:
             assert any(min(map(len, parts)) < setting["min_size"] for parts in best)
+
+
+def test_updates_of_one_direction_are_not_parted():
+    updates = np.array([[1, 1, 1], [1, 1, 1], [2, 2, 2], [2, 2, 2], [-1, -1, -1], [-2, -2, -2], [-3, -3, -3]])
+    every = {"eps1": 9.0, "eps2": 0.1, "gamma": 0.0, "min_size": 1}
+    alike = decided(CFL(rounds=9, **every), updates[:4], [1] * 4, np.zeros(4, int))
+    assert alike is None
+    opposed = decided(CFL(rounds=9, **every), updates, [1] * 7, np.zeros(7, int))
+    assert opposed.tolist() == [0, 0, 0, 0, 2, 2, 2]
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 9])

@@ -55,7 +55,7 @@ def test_a_run_ends_well_and_leaves_everything_in_its_folder(finished):
         assert (path / name).exists()
         assert (path / "baselines" / "global" / name).exists()
         assert (path / "baselines" / "local" / name).exists()
-    assert len((path / "rounds.jsonl").read_text().splitlines()) == 20
+    assert len((path / "rounds.jsonl").read_text().splitlines()) == 20 + 1  # with the last exchange
     found = coterie.load(path)
     assert len(found.assignment) == 8 and found.algorithm["k"] == 2 and found.seed == 5
 

@@ -73,7 +73,7 @@ def uninterrupted(tmp_path_factory):
     run(SHORT, path)
     found = result(path)
     assert {"models.safetensors", "baselines/global/models.safetensors", "evaluation.json"} < found.keys()
-    assert len(found["rounds.jsonl"]) == 3
+    assert len(found["rounds.jsonl"]) == 3 + 1  # with the last exchange
     return found
 
 
@@ -307,7 +307,7 @@ def test_killed_again_and_again_it_ends_the_same(tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "killed"
     finish(whole)
     expected = result(whole)
-    assert len(expected["rounds.jsonl"]) == 600
+    assert len(expected["rounds.jsonl"]) == 600 + 1  # with the last exchange
 
     began = time.monotonic()
     kill_when(path, lambda: time.monotonic() > began + 0.3)  # before anything was written

@@ -1,8 +1,8 @@
 """CFL: the Clustered Federated Learning of Sattler, Müller and Samek.
 
 "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy Constraints",
-IEEE TNNLS 2021. A round is federated averaging within each cluster, `between` is what the server decides
-after it, and `bipartition` is how a cluster is split in two.
+IEEE TNNLS 2021. A round is federated averaging within each cluster, and `between` is what the server decides
+after it; `clustering/bipartition.py` has the criteria.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
-from scipy.cluster.hierarchy import linkage, to_tree
-from scipy.spatial.distance import squareform
 
 from coterie import keys
 from coterie.aggregate import Aggregator, Mean, Normalise
 from coterie.algorithms.alternating import Told, one_of
 from coterie.algorithms.state import Note, State, Step
-from coterie.errors import SettingError
+from coterie.clustering.bipartition import PRESETS, Cut, Rule, bipartition, cosines
+from coterie.errors import whole_number
 from coterie.federation.protocol import Answers, Federation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
 from coterie.words import count
-
-# what "auto" stands for: eps1, eps2 in proportion to eps1, and gamma in proportion to what is seen of it
-AUTO, BEYOND, MARGIN = "20%", 1.5, 1.1
 
 
 class Seen(eqx.Module):
@@ -43,63 +39,12 @@ class Seen(eqx.Module):
     products: Float[Any, "clients clients"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """When a cluster is split, and how: see `CFL`."""
-
-    eps1: float | str = "auto"
-    eps2: float | str = "auto"
-    gamma: float | str = "auto"
-    min_size: int = 2
-    warmup: int = 0
-    more_than: int = 1  # a cluster of so many clients, or fewer, is not split
-    linkage: Literal["single", "complete"] = "single"
-
-    def lengths(self, scale: Any) -> tuple[Any, Any]:
-        """eps1 and eps2, given the length of the longest mean update so far."""
-        eps1 = _length(AUTO if self.eps1 == "auto" else self.eps1, scale)
-        return eps1, BEYOND * eps1 if self.eps2 == "auto" else _length(self.eps2, scale)
-
-    def ripe(self, seen: Seen, scale: Any) -> Bool[Any, " k"]:
-        """Criteria 1 and 2: which clusters no longer move, while some client would still move them far."""
-        eps1, eps2 = self.lengths(scale)
-        return (seen.mean < eps1) & (seen.longest > eps2)
-
-    def noise(self, similarity: Float[np.ndarray, "n n"]) -> float:
-        """gamma, given the similarities of a cluster's clients."""
-        if self.gamma != "auto":
-            return float(self.gamma)
-        # two clients of the same true cluster have sqrt((1 - alpha) / 2) <= gamma: so have, if nobody is
-        # alone in its true cluster, each client and the one most similar to it
-        alike = np.where(np.eye(len(similarity), dtype=bool), -1, similarity).max(axis=1)
-        return MARGIN * _gap(alike.min())
-
-
-PRESETS = {
-    None: Rule(),
-    "authors": Rule(0.4, 1.6, gamma=0.0, min_size=1, warmup=20, more_than=2, linkage="complete"),
-}
-
-
 class Divided(State):
     """What CFL knows beside the clusters."""
 
     seen: Seen | None = None  # in the last round
     scale: Float[Array, ""] | None = None  # the length of the longest mean update so far
     fresh: Bool[Array, " k"] | None = None  # which clusters have not trained since they were split
-
-
-class Cut(NamedTuple):
-    """Two groups of clients, and the largest similarity of two that are in different ones."""
-
-    one: Int[np.ndarray, " some"]
-    other: Int[np.ndarray, " others"]
-    across: float  # alpha_cross^max
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """How many clients are in each group."""
-        return len(self.one), len(self.other)
 
 
 Members = Mapping[int, Int[np.ndarray, " clients"]]  # the clients, by position, of some clusters
@@ -178,23 +123,9 @@ class CFL(Told):
     def check(self, clients: int) -> None:
         super().check(clients)
         one_of("preset", self.preset, *PRESETS)
-        rule = self.rule
-        for name, length in (("eps1", rule.eps1), ("eps2", rule.eps2)):
-            if length != "auto" and not _is_length(length):
-                raise SettingError(
-                    f"{name} must be 'auto', a positive length, or a share of the longest mean update such "
-                    f"as '10%', not {length!r}."
-                )
-        if rule.gamma != "auto" and not (_is_number(rule.gamma) and 0 <= float(rule.gamma) < 1):
-            raise SettingError(f"gamma must be 'auto', or at least 0 and below 1, not {rule.gamma!r}.")
-        most = 1 if self.max_clusters is None else self.max_clusters
-        for name, number, least in (
-            ("min_size", rule.min_size, 1),
-            ("warmup", rule.warmup, 0),
-            ("max_clusters", most, 1),
-        ):
-            if type(number) is not int or number < least:
-                raise SettingError(f"{name} must be a whole number from {least} up, not {number!r}.")
+        self.rule.check()
+        if self.max_clusters is not None:
+            whole_number("max_clusters", self.max_clusters, 1)
 
     # -- the state ---------------------------------------------------------------------------------------
 
@@ -258,7 +189,7 @@ class CFL(Told):
         if done == self.rounds:
             return state, self._last_look(state)  # a split now would leave two equal models
         k, most = len(state.seen.mean), self.max_clusters or federation.clients
-        ripe = np.flatnonzero(self.rule.ripe(state.seen, state.scale)).tolist()
+        ripe = np.flatnonzero(self.rule.ripe(state.seen.mean, state.seen.longest, state.scale)).tolist()
         if not ripe or k >= most:
             return state, None
         # as long as there is one cluster, everybody belongs to it, heard of or not
@@ -282,14 +213,14 @@ class CFL(Told):
 
     def _cuts(self, seen: Seen, scale: Any, members: Members) -> dict[int, Cut]:
         """How clusters part, by the updates that were seen, where these call for it."""
-        ripe, products = np.asarray(self.rule.ripe(seen, scale)), np.asarray(seen.products)
+        ripe, products = np.asarray(self.rule.ripe(seen.mean, seen.longest, scale)), np.asarray(seen.products)
         cuts = {}
         for c, clients in members.items():
             here = clients[np.isfinite(np.diag(products)[clients])]
             if ripe[c] and len(here) > 1 and len(clients) > self.rule.more_than:
                 similarity = cosines(products[np.ix_(here, here)])
                 cut = bipartition(similarity, self.rule.linkage)
-                if _gap(cut.across) > self.rule.noise(similarity):  # criterion 3
+                if self.rule.parts(cut, similarity):
                     # places within the cluster are not those of the clients, but for the first split
                     cuts[c] = Cut(here[cut.one], here[cut.other], cut.across)
         return cuts
@@ -343,30 +274,6 @@ class CFL(Told):
         return {"eps1": eps1, "eps2": eps2, "mean": mean, "longest": longest}
 
 
-def bipartition(similarity: Float[np.ndarray, "n n"], how: Literal["single", "complete"] = "single") -> Cut:
-    """n clients in two groups such that the largest similarity of two in different groups is smallest.
-
-    Merging the most similar ones first until two groups are left finds it: single linkage. The first client
-    is in the first group.
-    """
-    apart = 1 - (similarity + similarity.T) / 2
-    top = to_tree(linkage(squareform(apart, checks=False), how))
-    one, other = sorted((np.sort(part.pre_order()) for part in (top.left, top.right)), key=lambda p: p[0])
-    return Cut(one, other, float(1 - apart[np.ix_(one, other)].min()))
-
-
-def cosines(products: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """The cosine similarities of vectors, given their inner products; 0 for a vector of length 0."""
-    lengths = np.sqrt(np.diag(products).astype(float))
-    both = np.outer(lengths, lengths)
-    return np.where(both > 0, np.clip(products / np.where(both > 0, both, 1), -1, 1), 0)
-
-
-def _gap(similarity: float) -> float:
-    """sqrt((1 - alpha) / 2): the sine of half the angle."""
-    return float(np.sqrt((1 - similarity) / 2))
-
-
 def _split(state: Divided, cuts: Mapping[int, Cut], members: Members) -> Divided:
     """The state after clusters were split: one part keeps the number, the other is a new cluster."""
     assignment, old = np.array(state.assignment), np.array(state.fresh)
@@ -418,7 +325,7 @@ def _look(
     blank = _unknown(len(clients), len(clients))
     seen = Seen(mean, longest, blank)
     # all pairs are far more work than all the rest of this, and seldom needed
-    pairs = jax.lax.cond(rule.ripe(seen, scale).any(), lambda: _products(updates), lambda: blank)
+    pairs = jax.lax.cond(rule.ripe(mean, longest, scale).any(), lambda: _products(updates), lambda: blank)
     pairs = jnp.where(there[:, None] & there[None, :], pairs, jnp.nan)
     products = _unknown(population, population).at[clients[:, None], clients].set(pairs)
     return dataclasses.replace(seen, products=products), scale
@@ -431,23 +338,3 @@ def _norms(models: PyTree) -> Float[Array, " models"]:
 def _products(models: PyTree) -> Float[Array, "models models"]:
     rows = [a.reshape(len(a), -1) for a in jax.tree.leaves(models)]
     return jnp.asarray(sum(jnp.matmul(a, a.T, precision=jax.lax.Precision.HIGHEST) for a in rows))
-
-
-def _length(setting: float | str, scale: Any) -> Any:
-    """A length that is given as such, or as a share of another."""
-    return float(setting[:-1]) / 100 * scale if isinstance(setting, str) else setting
-
-
-def _is_length(setting: Any) -> bool:
-    if isinstance(setting, str):
-        if not setting.endswith("%"):
-            return False
-        try:
-            setting = float(setting[:-1])
-        except ValueError:
-            return False
-    return _is_number(setting) and 0 < setting < np.inf
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from scipy.cluster.hierarchy import DisjointSet
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from coterie.errors import SettingError
+from coterie.words import is_number, percent
 
 BINS = 40
 MOST = 0.75  # of the clients, who must belong to groups for a cut to be one between groups
@@ -39,10 +39,9 @@ class Cut:
 def check(threshold: float | str) -> None:
     """Refuse what is no threshold."""
     if isinstance(threshold, str):
-        known = threshold == "auto" or _share(threshold) is not None
+        known = threshold == "auto" or (percent(threshold) or 2) <= 1
     else:
-        number = isinstance(threshold, Real) and not isinstance(threshold, bool)
-        known = number and 0 <= threshold < np.inf
+        known = is_number(threshold) and 0 <= threshold < np.inf
     if known:
         return
     raise SettingError(
@@ -64,7 +63,7 @@ def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: i
         raise SettingError("no two clients' models can be compared: fewer than two of them answered.")
     if threshold == "auto":
         return _automatic(distances, float(pairs.max()), least)
-    share = _share(threshold)
+    share = percent(threshold)
     if share is not None:
         return Cut(float(np.quantile(pairs, share)), f"{threshold} of all pairs are within the threshold")
     return Cut(float(threshold), "the threshold was given")
@@ -85,17 +84,6 @@ def details(cut: Cut, distances: Float[np.ndarray, "n n"]) -> dict[str, Any]:
         "gap": None if cut.gap is None else list(cut.gap),
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
-
-
-def _share(threshold: float | str) -> float | None:
-    """The share that is meant by `25%`; None for anything else."""
-    if not isinstance(threshold, str) or not threshold.endswith("%"):
-        return None
-    try:
-        share = float(threshold[:-1]) / 100
-    except ValueError:
-        return None
-    return share if 0 < share <= 1 else None
 
 
 def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int) -> Cut:

@@ -205,6 +205,20 @@ class Federation(Protocol):
         ...
 
 
+def checked_positions(
+    positions: Int[np.ndarray, "*rounds asked"], clients: int
+) -> Int[np.ndarray, "*rounds asked"]:
+    """The places of the clients to ask, each a client's or, where nobody is asked, the number of clients."""
+    positions = np.asarray(positions)
+    real = (positions >= 0) & (positions < clients)
+    if positions.size == 0 or not real.any(axis=-1).all() or (positions[~real] != clients).any():
+        raise SettingError(
+            f"clients to ask must be positions between 0 and {clients - 1}, at least one in every round; "
+            f"{clients} stands for nobody."
+        )
+    return positions
+
+
 def bytes_of(tree: PyTree) -> int:
     """The bytes that the arrays of a pytree take; numbers that are not arrays take none."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]

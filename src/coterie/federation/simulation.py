@@ -22,7 +22,7 @@ from coterie.errors import SettingError
 from coterie.federation import debug, streaming
 from coterie.federation.devices import mesh
 from coterie.federation.program import Program, Share
-from coterie.federation.protocol import Answers, Reduction
+from coterie.federation.protocol import Answers, Reduction, checked_positions
 from coterie.learn import losses
 from coterie.learn.learner import Learner
 from coterie.learn.tasks import Task
@@ -212,13 +212,7 @@ class Simulation:
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
-        positions = np.asarray(positions)
-        real = (positions >= 0) & (positions < self.clients)
-        if positions.size == 0 or not real.any(axis=-1).all() or (positions[~real] != self.clients).any():
-            raise SettingError(
-                f"clients to ask must be positions between 0 and {self.clients - 1}, at least one in every "
-                f"round; {self.clients} stands for nobody."
-            )
+        positions = checked_positions(positions, self.clients)
         if not self.traceable:
             return Chosen(jnp.asarray(positions, jnp.int32), (), ())
         rounds = positions.reshape(-1, positions.shape[-1])

@@ -21,7 +21,7 @@ from coterie.federation.flower.post import Post
 from coterie.federation.flower.replies import NOT_FINITE, Replies
 from coterie.federation.flower.roster import Roster
 from coterie.federation.program import Program
-from coterie.federation.protocol import Answers, Reduction
+from coterie.federation.protocol import Answers, Reduction, checked_positions
 from coterie.federation.terms import Terms
 from coterie.learn.learner import Learner
 from coterie.learn.tasks import Task
@@ -110,13 +110,7 @@ class FlowerFederation:
         return new
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
-        positions = np.asarray(positions)
-        real = (positions >= 0) & (positions < self.clients)
-        if positions.size == 0 or not real.any(axis=-1).all() or (positions[~real] != self.clients).any():
-            raise SettingError(
-                f"clients to ask must be positions between 0 and {self.clients - 1}, at least one in every "
-                f"round; {self.clients} stands for nobody."
-            )
+        positions = checked_positions(positions, self.clients)
         return Chosen(jnp.asarray(positions, jnp.int32))
 
     def ask(
