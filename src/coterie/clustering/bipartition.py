@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.cluster.hierarchy import linkage, to_tree
-from scipy.spatial.distance import squareform
 
 from coterie.errors import SettingError, whole_number
 from coterie.words import is_number, percent
@@ -100,6 +98,9 @@ def bipartition(similarity: Float[np.ndarray, "n n"], how: Literal["single", "co
     Merging the most similar ones first until two groups are left finds it: single linkage. The first client
     is in the first group.
     """
+    from scipy.cluster.hierarchy import linkage, to_tree  # slow to import, and seldom needed
+    from scipy.spatial.distance import squareform
+
     apart = 1 - (similarity + similarity.T) / 2
     top = to_tree(linkage(squareform(apart, checks=False), how))
     one, other = sorted((np.sort(part.pre_order()) for part in (top.left, top.right)), key=lambda p: p[0])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 
 def components(
@@ -16,6 +14,9 @@ def components(
     They are numbered in the order of their first members. Only the given nodes belong to the graph: the
     others get -1. A distance that is not a number is no edge.
     """
+    from scipy.sparse import csr_array  # slow to import, and seldom needed
+    from scipy.sparse.csgraph import connected_components
+
     inside = np.ones(len(distances), bool) if nodes is None else nodes
     with np.errstate(invalid="ignore"):
         near = (distances <= threshold) & inside[:, None] & inside[None, :]

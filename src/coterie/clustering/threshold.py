@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.cluster.hierarchy import DisjointSet
-from scipy.sparse.csgraph import minimum_spanning_tree
 
 from coterie.errors import SettingError
 from coterie.words import is_number, percent
@@ -111,6 +109,9 @@ def _leaps(
     distances: Float[np.ndarray, "n n"], least: int
 ) -> tuple[Float[np.ndarray, " edges"], Bool[np.ndarray, " leaps"]]:
     """The edges of a minimum spanning tree by length, and between which of them a cut parts two groups."""
+    from scipy.cluster.hierarchy import DisjointSet  # slow to import, and seldom needed
+    from scipy.sparse.csgraph import minimum_spanning_tree
+
     known = np.isfinite(distances).any(axis=1)
     inside = distances[np.ix_(known, known)].astype(float)
     # scipy takes what is zero, or nearly so, for no edge at all
