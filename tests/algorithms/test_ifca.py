@@ -232,6 +232,10 @@ def test_history_tells_what_travelled():
         assert record.bytes_up == 5 * up_bytes(2)
         assert record.seconds > 0
     assert found.history[0].changed == 5
+    (last,) = found.history.events  # everybody is asked for the loss under all models of both restarts
+    assert (last.name, last.after, last.asks) == ("finish", 2, 1)
+    assert last.bytes_down == len(SIZES) * 2 * K * DIM * 4 and last.bytes_up == len(SIZES) * 2 * K * 4
+    assert last.sizes[found.history.restart] == found.sizes.tolist()
     weighed = ct.IFCA(k=K, rounds=1, n_init=2, weight="examples").fit(data.train, learner(), seed=0)
     assert weighed.history[0].bytes_down == len(SIZES) * 2 * (K * DIM * 4 + 4 + 1)  # and by_examples
     assert weighed.history[0].bytes_up == len(SIZES) * (up_bytes(2) + 2 * 4)  # and the weight

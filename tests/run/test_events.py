@@ -1,5 +1,6 @@
 """What the report and the terminal tell of what happened between the rounds."""
 
+import dataclasses
 import io
 
 from rich.console import Console
@@ -52,6 +53,16 @@ def test_the_table_tells_when_what_and_at_which_cost():
     assert "<td>the start</td><td>3 clusters &amp; more.</td><td>2</td><td>2.0 kB</td><td>2.0 s</td>" in page
     assert "<td>1</td><td>3 clusters" in page
     assert events.told(History([log(0)], 3)) == ""
+    last = dataclasses.replace(event(1), name="finish")  # all runs have that one: alone it is no news
+    assert events.told(History([log(0), last], 3)) == ""
+    assert events.told(History([event(), log(0), last], 3)).count("<tr>") == 3
+
+
+def test_the_last_exchange_leaves_the_rows_of_rounds_as_they_were():
+    last = dataclasses.replace(event(1), name="finish", moved=[[[1, 2]]])
+    history = History([log(0, [[0, 1], [1, 0], [2, 0]]), last], clients=3)
+    assert history.assignments().tolist() == [[1, 0, 0]]
+    assert history.total("bytes_down") == 100 + 1500
 
 
 def test_of_very_many_events_some_are_left_out():
