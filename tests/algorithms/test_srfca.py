@@ -349,8 +349,8 @@ def test_a_distance_of_ones_own():
         def between_clients(self, own):
             return 2 * super().between_clients(own)
 
-        def between_clusters(self, models, said, assignment):
-            return 2 * super().between_clusters(models, said, assignment)
+        def between_clusters(self, clusters):
+            return 2 * super().between_clusters(clusters)
 
     once, twice = (
         ct.SRFCA(rounds=4, min_size=3, trim=0.1, **settings).fit(placed(ERODED), EXACT)

@@ -10,7 +10,7 @@ import references_srfca as reference
 
 import coterie as ct
 from coterie.clustering import distances
-from coterie.clustering.distances import L2, CrossLoss
+from coterie.clustering.distances import L2, Clusters, CrossLoss
 from coterie.models import stacked
 
 SIZES = [5, 7, 6, 8, 12, 10, 9]
@@ -78,11 +78,11 @@ def test_they_are_as_defined(name, seed, federation):
     np.testing.assert_allclose(between, between.T, rtol=1e-6)
     said = distance.look(federation, models)
     np.testing.assert_allclose(
-        distance.to_clusters(known, models, said, labels),
+        distance.to_clusters(known, Clusters(models, said, labels)),
         reference.to_clusters(CLIENTS, own, centres, labels.tolist(), name),
         **close,
     )
-    apart = distance.between_clusters(models, said, labels)
+    apart = distance.between_clusters(Clusters(models, said, labels))
     np.testing.assert_allclose(
         apart, reference.between_clusters(CLIENTS, centres, labels.tolist(), name), **close
     )
@@ -111,9 +111,9 @@ def test_of_a_client_without_a_model_nothing_is_known(distance, federation):
     assert np.isnan(between[~there]).all() and np.isnan(between[:, ~there]).all()
     # of the others' distances to clusters, f_c(w_i) is what those tell of w_i that were there
     said, labels = distance.look(federation, models), np.where(there, LABELS, -1)
-    far = distance.to_clusters(known, models, said, LABELS)
+    far = distance.to_clusters(known, Clusters(models, said, LABELS))
     np.testing.assert_allclose(
-        far[there], distance.to_clusters(whole, models, said, labels)[there], rtol=1e-6
+        far[there], distance.to_clusters(whole, Clusters(models, said, labels))[there], rtol=1e-6
     )
     assert np.isnan(far[~there]).all()
 
@@ -125,7 +125,7 @@ def test_the_server_finds_euclidean_distances_by_itself():
     own_models, models = models_of(0, len(SIZES))[1], models_of(1, K)[1]
     known = L2().measure(Mute(), own_models, EVERYBODY)
     assert L2().look(Mute(), models) is None
-    assert L2().to_clusters(known, models, None, LABELS).shape == (len(SIZES), K)
+    assert L2().to_clusters(known, Clusters(models, None, LABELS)).shape == (len(SIZES), K)
 
 
 def test_all_arrays_of_a_model_count():
@@ -142,7 +142,7 @@ def test_small_distances_of_large_models_are_exact():
     points = 1e3 + np.array([[0.0, 0, 0], [0.001, 0, 0], [0, 0.002, 0]])
     exact = np.linalg.norm(points[:, None].astype(np.float32) - points[None].astype(np.float32), axis=2)
     models = {"w": jnp.asarray(points, jnp.float32)}
-    np.testing.assert_allclose(L2().between_clusters(models, None, LABELS), exact, rtol=1e-5)
+    np.testing.assert_allclose(L2().between_clusters(Clusters(models, None, LABELS)), exact, rtol=1e-5)
 
 
 # -- cross loss -------------------------------------------------------------------------------------------
@@ -161,7 +161,9 @@ def test_cross_losses_are_mean_losses_whatever_the_number_of_examples():
 
 def test_a_cluster_loss_is_the_mean_over_clients_and_not_over_examples():
     said = np.array([[1.0], [5.0], [9.0]])
-    apart = CrossLoss().between_clusters(None, np.tile(said, (1, 2)), np.array([0, 0, 1]))
+    apart = CrossLoss().between_clusters(
+        Clusters({"w": np.zeros((2, 1))}, np.tile(said, (1, 2)), np.array([0, 0, 1]))
+    )
     # f_0 is 3 and f_1 is 9 under either model
     np.testing.assert_allclose(apart, [[3, 6], [6, 9]])
 
@@ -220,8 +222,8 @@ def test_their_rows_are_not_known(told):
 def test_a_cluster_loss_is_the_mean_over_those_that_told(told):
     known, said, models = told
     own, centres = models_of(0, len(SIZES))[0], models_of(1, K)[0]
-    far = CrossLoss().to_clusters(known, models, said, LABELS)
-    apart = CrossLoss().between_clusters(models, said, LABELS)
+    far = CrossLoss().to_clusters(known, Clusters(models, said, LABELS))
+    apart = CrossLoss().between_clusters(Clusters(models, said, LABELS))
     for c in range(K):
         of_own = [i for i in reference.members_of(LABELS, c) if i != 2]
         for i in range(len(SIZES)):
@@ -241,9 +243,9 @@ def test_a_cluster_loss_is_the_mean_over_those_that_told(told):
 def test_a_cluster_of_which_nobody_told_is_at_no_known_distance(told):
     known, said, models = told
     labels = np.array([0, 0, 0, 1, 1, 2, 2])
-    apart = CrossLoss().between_clusters(models, said, labels)
+    apart = CrossLoss().between_clusters(Clusters(models, said, labels))
     assert np.isnan(apart).tolist() == [[c == 2 or d == 2 for d in range(3)] for c in range(3)]
-    far = CrossLoss().to_clusters(known, models, said, np.where(labels == 2, -1, labels))
+    far = CrossLoss().to_clusters(known, Clusters(models, said, np.where(labels == 2, -1, labels)))
     assert np.isnan(far[:5]).tolist() == [[False, False, True]] * 5
 
 
@@ -253,9 +255,11 @@ def test_a_client_whose_losses_are_no_numbers_spoils_no_others(junk, federation)
     known = CrossLoss().measure(federation, own_models, EVERYBODY)
     said = CrossLoss().look(federation, models)
     without = np.where(np.arange(len(SIZES)) == 1, -1, LABELS)
-    far = CrossLoss().to_clusters(known, models, said, without)
-    apart = CrossLoss().between_clusters(models, said, without)
+    far = CrossLoss().to_clusters(known, Clusters(models, said, without))
+    apart = CrossLoss().between_clusters(Clusters(models, said, without))
     known[1] = said[1] = junk
     others = np.arange(len(SIZES)) != 1
-    np.testing.assert_allclose(CrossLoss().to_clusters(known, models, said, LABELS)[others], far[others])
-    np.testing.assert_allclose(CrossLoss().between_clusters(models, said, LABELS), apart)
+    np.testing.assert_allclose(
+        CrossLoss().to_clusters(known, Clusters(models, said, LABELS))[others], far[others]
+    )
+    np.testing.assert_allclose(CrossLoss().between_clusters(Clusters(models, said, LABELS)), apart)

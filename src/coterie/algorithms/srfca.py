@@ -21,7 +21,7 @@ from coterie.aggregate import Aggregator, Normalise, Sums, TrimmedMean
 from coterie.algorithms.alternating import Told, one_of
 from coterie.algorithms.state import Note, Outcome, State, Step
 from coterie.clustering import graph, threshold
-from coterie.clustering.distances import L2, CrossLoss, Distance
+from coterie.clustering.distances import L2, Clusters, CrossLoss, Distance
 from coterie.errors import SettingError, diverged
 from coterie.federation.protocol import Federation
 from coterie.initialise.one_shot import trained_alone
@@ -229,12 +229,12 @@ class SRFCA(Told):
     def _refined(self, federation: Federation, state: Refined, done: int) -> tuple[Refined, Note]:
         own, cut = np.asarray(state.own), float(np.asarray(state.threshold))
         before, models = np.asarray(state.assignment[0]), stacked.take(state.models, 0)
-        said = self.metric.look(federation, models)
+        clusters = Clusters(models, self.metric.look(federation, models), before)
         # RECLUSTER: C'(i) <- argmin_c dist(w_i, omega_c)
-        distances = self.metric.to_clusters(own, models, said, before)
+        distances = self.metric.to_clusters(own, clusters)
         now = graph.reclustered(distances, before)
         # MERGE: connected components of the clusters, each with the plain mean of its models
-        apart = self.metric.between_clusters(models, said, now)
+        apart = self.metric.between_clusters(clusters._replace(assignment=now))
         home = graph.merged(apart, now, cut, self.min_size)
         labels = _or_none(home, now)
         k = int(home.max()) + 1

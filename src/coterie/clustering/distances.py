@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
@@ -17,6 +18,14 @@ from coterie.learn import tasks
 from coterie.models import stacked
 
 BLOCK_BYTES = 2**25  # of models in one exchange
+
+
+class Clusters(NamedTuple):
+    """Clusters as a distance sees them."""
+
+    models: PyTree  # (k, ...)
+    said: Float[np.ndarray, "clients k"] | None  # by the clients of these models, if they were asked
+    assignment: Int[np.ndarray, " clients"]
 
 
 class Distance(ABC):
@@ -44,22 +53,11 @@ class Distance(ABC):
         """dist(w_i, w_j), given what was measured."""
 
     @abstractmethod
-    def to_clusters(
-        self,
-        own: np.ndarray,
-        models: PyTree,
-        said: Float[np.ndarray, "clients k"] | None,
-        assignment: Int[np.ndarray, " clients"],
-    ) -> Float[np.ndarray, "clients k"]:
+    def to_clusters(self, own: np.ndarray, clusters: Clusters) -> Float[np.ndarray, "clients k"]:
         """dist(w_i, omega_c), for the clusters that clients are in."""
 
     @abstractmethod
-    def between_clusters(
-        self,
-        models: PyTree,
-        said: Float[np.ndarray, "clients k"] | None,
-        assignment: Int[np.ndarray, " clients"],
-    ) -> Float[np.ndarray, "k k"]:
+    def between_clusters(self, clusters: Clusters) -> Float[np.ndarray, "k k"]:
         """dist(omega_c, omega_c')."""
 
 
@@ -83,22 +81,11 @@ class L2(Distance):
     def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
         return _euclidean(own, own)
 
-    def to_clusters(
-        self,
-        own: np.ndarray,
-        models: PyTree,
-        said: Float[np.ndarray, "clients k"] | None,
-        assignment: Int[np.ndarray, " clients"],
-    ) -> Float[np.ndarray, "clients k"]:
-        return _euclidean(own, np.asarray(stacked.to_matrix(models)))
+    def to_clusters(self, own: np.ndarray, clusters: Clusters) -> Float[np.ndarray, "clients k"]:
+        return _euclidean(own, np.asarray(stacked.to_matrix(clusters.models)))
 
-    def between_clusters(
-        self,
-        models: PyTree,
-        said: Float[np.ndarray, "clients k"] | None,
-        assignment: Int[np.ndarray, " clients"],
-    ) -> Float[np.ndarray, "k k"]:
-        points = np.asarray(stacked.to_matrix(models))
+    def between_clusters(self, clusters: Clusters) -> Float[np.ndarray, "k k"]:
+        points = np.asarray(stacked.to_matrix(clusters.models))
         return _euclidean(points, points)
 
 
@@ -137,34 +124,24 @@ class CrossLoss(Distance):
     def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
         return np.asarray((own + own.T) / 2)
 
-    def to_clusters(
-        self,
-        own: np.ndarray,
-        models: PyTree,
-        said: Float[np.ndarray, "clients k"] | None,
-        assignment: Int[np.ndarray, " clients"],
-    ) -> Float[np.ndarray, "clients k"]:
-        assert said is not None
+    def to_clusters(self, own: np.ndarray, clusters: Clusters) -> Float[np.ndarray, "clients k"]:
+        assert clusters.said is not None
         # f_c(w_i): the clients of the cluster told of w_i before any cluster had a model
-        return np.asarray((said + _by_cluster(own, assignment, said.shape[1]).T) / 2)
+        return np.asarray((clusters.said + _by_cluster(own, clusters).T) / 2)
 
-    def between_clusters(
-        self,
-        models: PyTree,
-        said: Float[np.ndarray, "clients k"] | None,
-        assignment: Int[np.ndarray, " clients"],
-    ) -> Float[np.ndarray, "k k"]:
-        assert said is not None
-        losses = _by_cluster(said, assignment, said.shape[1])
+    def between_clusters(self, clusters: Clusters) -> Float[np.ndarray, "k k"]:
+        assert clusters.said is not None
+        losses = _by_cluster(clusters.said, clusters)
         return np.asarray((losses + losses.T) / 2)
 
 
 def _by_cluster(
-    losses: Float[np.ndarray, "clients models"], assignment: Int[np.ndarray, " clients"], k: int
+    losses: Float[np.ndarray, "clients models"], clusters: Clusters
 ) -> Float[np.ndarray, "k models"]:
     """f_c: the mean loss over the clients of a cluster; NaN for one without clients that told a number."""
     told = np.isfinite(losses)
-    member = (assignment[:, None] == np.arange(k)).astype(np.float64)
+    k = stacked.count(clusters.models)
+    member = (clusters.assignment[:, None] == np.arange(k)).astype(np.float64)
     count = member.T @ told
     return np.where(count > 0, member.T @ np.where(told, losses, 0) / np.maximum(count, 1), np.nan)
 
