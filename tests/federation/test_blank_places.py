@@ -12,7 +12,7 @@ from coterie.algorithms import records
 from coterie.algorithms.state import Outcome
 from coterie.data.federated import Federated
 from coterie.errors import FederationError, SettingError
-from coterie.federation import simulation as engine
+from coterie.federation import chosen as engine
 from coterie.federation.flower import FlowerFederation
 from coterie.federation.protocol import Traffic
 from coterie.learn import tasks
