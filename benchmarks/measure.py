@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 import coterie as ct
 
+PAIRS = int(os.environ.get("COTERIE_BENCHMARK_PAIRS", "5"))  # tests, which look at no number, need one
 PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 
@@ -36,7 +38,7 @@ def matmul_rate(precision: str = "float32") -> Callable[[], float]:
     return lambda: 2 * size**3 / fastest(lambda: product(a))
 
 
-def median_ratio(rate: Callable[[], float], reference: Callable[[], float], pairs: int = 5) -> float:
+def median_ratio(rate: Callable[[], float], reference: Callable[[], float], pairs: int = PAIRS) -> float:
     """The median of rate / reference over pairs measured in turn: a noisy machine disturbs both alike."""
     return statistics.median(rate() / reference() for _ in range(pairs))
 

@@ -24,7 +24,7 @@ def printed(name, *options):
     done = subprocess.run(
         [sys.executable, str(FOLDER / name), *options],
         # at these sizes they compile far longer than they compute
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "COTERIE_BENCHMARK_PAIRS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
