@@ -5,6 +5,7 @@ import pytest
 
 import coterie as ct
 from coterie.papers import srfca
+from coterie.papers.claims import METHODS, claims
 from coterie.papers.costs import cost
 from coterie.papers.listing import find
 from coterie.papers.populations import POPULATIONS, parted
@@ -91,3 +92,13 @@ def test_all_methods_know_how_to_train():
         assert experiment.learner("inverted", method, 0.1).local.proximal == (
             0.1 if method == "fedprox" else 0
         )
+
+
+@pytest.mark.parametrize(
+    "wrong, agrees",
+    [([0.2, 0.1, 0.0], True), ([0.1, 0.1, 0.2], False), ([0.0, 0.0, 0.0], None), ([0.5] * 3, None)],
+)
+def test_that_nothing_changed_is_not_taken_for_agreement(wrong, agrees):
+    ours = {"misclustering": np.array([wrong[-1]]), "wrong": np.array([wrong])}
+    *_, last = claims("some", {method: np.ones(1) for method in METHODS}, ours, regression=True)
+    assert "Theorem 4.8" in last.paper and last.agrees is agrees

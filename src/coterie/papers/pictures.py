@@ -19,10 +19,11 @@ from matplotlib.ticker import (
 )
 from matplotlib.transforms import offset_copy
 
+from coterie.papers.claims import METHODS
 from coterie.papers.experiment import Arrays, Row
 from coterie.papers.mixed_regression import Convergence
 from coterie.papers.populations import POPULATIONS
-from coterie.papers.srfca import METHODS, Compared
+from coterie.papers.srfca import Compared
 from coterie.papers.success import SLACK, Success
 from coterie.run.report.style import INK, MUTED, PALETTE, STYLE
 from coterie.words import count

@@ -37,6 +37,7 @@ from coterie.initialise.one_shot import trained_alone
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD
 from coterie.models import MLP, Linear, stacked
+from coterie.papers.claims import METHODS, claims
 from coterie.papers.costs import cost
 from coterie.papers.experiment import Arrays, Experiment, Figure, Finding, Point, Row, Scale
 from coterie.papers.populations import POPULATIONS, parted
@@ -44,22 +45,6 @@ from coterie.papers.populations import POPULATIONS, parted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-METHODS = {
-    "srfca": "SR-FCA",
-    "srfca-warm": "SR-FCA, warm",
-    "srfca-long": "SR-FCA, 3 x steps",
-    "local": "Local",
-    "global": "Global, FedAvg",
-    "fedprox": "Global, FedProx",
-    "ifca": "IFCA, one start",
-    "ifca-5": "IFCA, best of 5",
-    "one-shot-ifca": "ONE_SHOT-IFCA",
-    "one-shot-kmeans": "one-shot k-means",
-    "cfl": "CFL",
-    "fedsoft": "FedSoft",
-    "fedsoft-own": "FedSoft, own models",
-    "oracle": "oracle",
-}
 CLAIMED = {  # accuracy in per cent, Table 2; misclustering, Table 3
     "rotated": {"srfca": (91.66, 0.0), "local": (85.55, None), "global": (80.88, None), "cfl": (80.47, 0.14)}
     | {"one-shot-kmeans": (10.35, 0.28), "ifca": (91.80, 0.0)},
@@ -248,52 +233,11 @@ class Compared(Experiment):
         return rows
 
     def findings(self, results: Mapping[str, Arrays]) -> list[Finding]:
-        found = []
+        found: list[Finding] = []
         for population in self.populations:
-            better = -1 if POPULATIONS[population].regression else 1
-            by_method = {m: self.served(results[f"{population} {m}"], population) for m in METHODS}
-            mean = {m: better * float(served.mean()) for m, served in by_method.items()}
-            ours = results[f"{population} srfca"]
-            right = int((ours["misclustering"] == 0).sum())
-            found.append(
-                Finding(
-                    "SR-FCA ... is able to recover the correct clustering (section 1.1; Table 3: 0.0)",
-                    f"{population}: the true clusters in {right} of {self.trials} trials.",
-                    right == self.trials,
-                )
-            )
-            rivals = {m: mean[m] for m in ("local", "global", "cfl", "one-shot-kmeans", "ifca")}
-            best = max(rivals, key=lambda m: rivals[m])
-            longer = ""
-            if "srfca-long" in mean:
-                longer = f", and {abs(mean['srfca-long']):.4g} with three times the steps"
-            found.append(
-                Finding(
-                    "SR-FCA obtains test accuracy no worse than the best baseline (section 1.1)",
-                    f"{population}: SR-FCA {abs(mean['srfca']):.4g}{longer}; the best of the paper's "
-                    f"baselines is {METHODS[best]} with {abs(mean[best]):.4g}.",
-                    mean["srfca"] >= rivals[best] - abs(rivals[best]) * 0.005,
-                )
-            )
-            if "course" in ours and better > 0:
-                course = ours["course"].mean(axis=0)
-                found.append(
-                    Finding(
-                        "accuracy rises with each REFINE (Table 5: 85.55, 91.63, 91.66 for rotated MNIST)",
-                        f"{population}: " + ", ".join(f"{value:.2%}" for value in course) + ".",
-                        bool((np.diff(course) >= -0.002).all()),
-                    )
-                )
-            wrong = ours["wrong"].mean(axis=0)
-            found.append(
-                Finding(
-                    "each REFINE reduces the misclustering error (Theorem 4.8)",
-                    f"{population}: "
-                    + ", ".join(f"{value:.1%}" for value in wrong)
-                    + " after ONE_SHOT and each REFINE.",
-                    bool((np.diff(wrong) <= 0).all()),
-                )
-            )
+            served = {m: self.served(results[f"{population} {m}"], population) for m in METHODS}
+            regression = POPULATIONS[population].regression
+            found += claims(population, served, results[f"{population} srfca"], regression)
         if self.scale == "smoke":  # too little training to tell anything
             return [replace(finding, agrees=None) for finding in found]
         return found
