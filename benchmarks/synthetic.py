@@ -19,7 +19,7 @@ from measure import fastest, matmul_rate, median_ratio
 import coterie as ct
 from coterie.algorithms.state import State, Step
 from coterie.models import stacked
-from coterie.papers.recovery import Problem, drawn
+from coterie.papers.ifca.recovery import Problem, drawn
 
 STARTS, RATES, K = 10, (0.5, 1.0, 2.0), 4
 SEPARATION, NOISE = 0.5, 0.1

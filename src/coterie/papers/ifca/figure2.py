@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from coterie.papers.experiment import Figure, Scale
-from coterie.papers.success import Axis, Success
+from coterie.papers.ifca.success import Axis, Success
 
 SIGMAS, SEPARATIONS, EXAMPLES = (0.0, 0.1, 0.2, 0.4), (0.1, 0.25, 0.5, 0.75, 1.0), (50, 100, 200)
 RATES = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import references
 
-from coterie.papers.recovery import Problem, distances, drawn, learned, trials
+from coterie.papers.ifca.recovery import Problem, distances, drawn, learned, trials
 
 TINY = Problem(k=2, clients=6, examples=5, dim=3, starts=2, rates=(0.05, 0.3), rounds=4)
 

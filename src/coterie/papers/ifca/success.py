@@ -14,9 +14,9 @@ from jaxtyping import Bool
 
 from coterie import keys
 from coterie.federation.simulation import Simulation
-from coterie.papers import chance, recovery
 from coterie.papers.experiment import Arrays, Experiment, Finding, Point, Row
-from coterie.papers.recovery import Problem
+from coterie.papers.ifca import recovery, significance
+from coterie.papers.ifca.recovery import Problem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -131,7 +131,7 @@ class Success(Experiment):
         rows = []
         for point in self.points():
             result = results[point.name]
-            low, high = chance.interval(self.successes(point, result), self.trials)
+            low, high = significance.interval(self.successes(point, result), self.trials)
             rule, slack = self.rule(point)
             row: Row = {name: point.values[name] for name in (self.by, self.across)}
             row |= {
@@ -163,7 +163,7 @@ class Success(Experiment):
         count = {point.name: self.successes(point, results[point.name]) for point in points}
         pairs = [(a, b) for a, b in permutations(points, 2) if self.easier(b, a)]
         won = {point.name: self.succeeded(point, results[point.name]) for point in points}
-        trend = chance.trend([(won[a.name], won[b.name]) for a, b in pairs])
+        trend = significance.trend([(won[a.name], won[b.name]) for a, b in pairs])
         said, compared = CLAIMS[self.across]
         hardest, easiest = self.ends(points)
         ends = "; ".join(
@@ -257,7 +257,7 @@ class Success(Experiment):
         return float(norm * np.sqrt((self.k - 1) / (2 * self.k)))
 
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
-        from coterie.papers.pictures import success_curves
+        from coterie.papers.ifca.picture import success_curves
 
         return success_curves(self, self.table(results))
 
