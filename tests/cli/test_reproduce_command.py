@@ -35,9 +35,11 @@ def test_the_claim_and_what_was_found_stand_side_by_side(finished):
     assert answer.exit_code == 0, answer.output
     lines = answer.stdout.splitlines()
     claim = next(i for i, line in enumerate(lines) if line.startswith("paper: the success probability gets"))
-    assert any(line.startswith("found: from a smaller to a larger R") for line in lines[claim : claim + 4])
-    assert ["success", "R", "=", "0.1", "R", "=", "1"] in [line.split() for line in lines]
-    assert sum(re.fullmatch(r" *sigma = [\d.]+( +\d+%){2} *", line) is not None for line in lines) == 2
+    beside = " ".join(lines[claim : claim + 4])
+    assert "found: starts of 0 and 1: from a smaller to a larger R" in beside
+    assert ["start", "success", "R", "=", "0.1", "R", "=", "1"] in [line.split() for line in lines]
+    row = r" *(unscaled|rescaled) +sigma = [\d.]+( +\d+%){2} *"
+    assert sum(re.fullmatch(row, line) is not None for line in lines) == 4
     assert f"The figure, the table and all results are in {path}." in answer.stdout
 
 
@@ -52,22 +54,22 @@ def test_everything_is_in_the_folder(finished):
         3,
     )
     assert results["settings"]["rates"] == [0.01, 0.1, 1.0] and results["settings"]["dim"] == 20
-    assert len(results["points"]) == 4
+    assert len(results["points"]) == 8
     for how in results["points"].values():
         assert {"device", "precision", "jax", "coterie", "commit", "seconds"} <= set(how)
         assert how["precision"] == "float32" and how["seconds"] > 0
     rows = list(csv.DictReader((path / "table.csv").open()))
-    assert len(rows) == 4 and [float(row["success"]) for row in rows] == [
+    assert len(rows) == 8 and [float(row["success"]) for row in rows] == [
         row["success"] for row in results["table"]
     ]
     page = (path / "table.md").read_text()
-    assert page.startswith("# IFCA, Figure 2(a)") and page.count("\n| ") == 5 and "- found: " in page
+    assert page.startswith("# IFCA, Figure 2(a)") and page.count("\n| ") == 9 and "- found: " in page
 
 
 def test_piped_progress_is_a_plain_line_per_point(finished):
     _, answer = finished
     lines = answer.stderr.splitlines()
-    assert [line.split(", ")[0] for line in lines] == [f"ifca/fig2a: {done}/16" for done in (4, 8, 12, 16)]
+    assert [line.split(", ")[0] for line in lines] == [f"ifca/fig2a: {4 * n}/32" for n in range(1, 9)]
     assert all("of 4 trials succeed" in line for line in lines)
 
 
@@ -95,7 +97,7 @@ def test_an_interrupted_experiment_continues_and_ends_the_same(finished, tmp_pat
     kept = {file: file.stat().st_mtime_ns for file in points[1::2]}
     answer = invoke(*SMOKE, "--out", part, "--json")
     assert answer.exit_code == 0, answer.output
-    assert sum("kept from before" in line for line in answer.stderr.splitlines()) == 2
+    assert sum("kept from before" in line for line in answer.stderr.splitlines()) == 4
     assert {file: file.stat().st_mtime_ns for file in kept} == kept  # not computed again
     assert outcome(part) == outcome(whole)
     assert (part / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()

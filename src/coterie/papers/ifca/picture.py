@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentF
 from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Row
-from coterie.papers.ifca.success import SLACK, Success
+from coterie.papers.ifca.claims import STARTS
+from coterie.papers.ifca.panel import Panel
 from coterie.papers.pictures import DASHES, titled
 from coterie.run.report.style import INK, MUTED, PALETTE
 
@@ -25,46 +26,72 @@ MEANING = {
 SYMBOLS = {"R": "R", "sigma": "σ", "m": "m", "n": "n"}
 
 
-def success_curves(experiment: Success, rows: Sequence[Row]) -> Figure:
-    """Success against one quantity, a line for each value of another; against mn too, where that varies."""
-    by_amount = experiment.across == "m"
-    facts = _facts(experiment)
+def success_curves(panel: Panel, rows: Sequence[Row]) -> Figure:
+    """Success against one quantity, a line for each value of another; against mn too, where that varies.
+
+    Starts of either scale have axes of their own.
+    """
+    by_amount = panel.across == "m"
+    starts = len(panel.start)
     figure = titled(
-        f"IFCA, Figure {experiment.panel}: how often the true models are recovered",
-        facts,
-        (9.6 if by_amount else 7.2, 4.6),
+        f"IFCA, Figure 2({panel.letter}): how often the true models are recovered",
+        _facts(panel),
+        (9.6, 2.0 + 2.9 * starts) if by_amount else (2.2 + 4.4 * starts, 4.9),
     )
-    panels = figure.subplots(1, 2 if by_amount else 1, squeeze=False, sharey=True)[0]
-    lines = sorted({row[experiment.by] for row in rows})
+    shape = (starts, 2) if by_amount else (1, starts)
+    grid = figure.subplots(*shape, squeeze=False, sharex="col", sharey=True)
+    for number, start in enumerate(panel.start):
+        beside, all_examples = grid[number] if by_amount else (grid[0, number], None)
+        _lines(beside, all_examples, panel, [row for row in rows if row["start"] == start])
+        beside.set_title(STARTS[start], fontsize=9, color=MUTED, loc="left")
+    for axes in grid[-1]:
+        axes.set_xlabel(_meaning(panel))
+    if by_amount:
+        grid[-1, -1].set_xlabel("examples in all, mn (log scale)")
+    for axes in grid[:, 0]:
+        axes.set(ylabel="trials that succeed", ylim=(-0.04, 1.04))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    for axes in grid.flat:
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), handlelength=3.4, labelcolor=INK
+    )
+    return figure
+
+
+def _lines(beside: Axes, all_examples: Axes | None, panel: Panel, rows: Sequence[Row]) -> None:
+    """The lines of one scale of starts, beside each other, and against mn on axes of their own."""
+    lines = sorted({row[panel.by] for row in rows})
     for number, value in enumerate(lines):
-        line = [row for row in rows if row[experiment.by] == value]
-        label = f"{SYMBOLS[experiment.by]} = {value:g}"
-        if experiment.preset == "text" and "+" in line[0]["rule"]:
+        line = [row for row in rows if row[panel.by] == value]
+        label = f"{SYMBOLS[panel.by]} = {value:g}"
+        if panel.preset == "text" and "+" in line[0]["rule"]:
             label += " (within 0.001)"
         # beside each other, so that none hides another
         aside = 3.0 * (number - (len(lines) - 1) / 2)
-        _curve(panels[0], line, [row[experiment.across] for row in line], number, aside, label)
-        if by_amount:
-            _curve(panels[1], line, [row["m"] * row["n"] for row in line], number, 0.0, None)
-    _ticks(panels[0], sorted({row[experiment.across] for row in rows}), log=by_amount)
-    meaning = MEANING[experiment.across]
-    if experiment.preset == "authors" and experiment.across == "R":
-        meaning = "separation R, the factor on the Bernoulli coordinates"
-    panels[0].set(xlabel=meaning, ylabel="trials that succeed", ylim=(-0.04, 1.04))
-    panels[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    for axes in panels:
-        axes.grid(axis="y")
-        axes.tick_params(length=0)
-    if by_amount:
-        _amounts(panels[1], experiment, rows)
-    figure.legend(loc="outside lower center", ncols=len(lines), handlelength=3.4, labelcolor=INK)
-    return figure
+        _curve(beside, line, [row[panel.across] for row in line], number, aside, label)
+        if all_examples is not None:
+            _curve(all_examples, line, [row["m"] * row["n"] for row in line], number, 0.0, None)
+    _ticks(beside, sorted({row[panel.across] for row in rows}), log=all_examples is not None)
+    if all_examples is not None:
+        _amounts(all_examples, panel, rows)
+
+
+def _meaning(panel: Panel) -> str:
+    if panel.preset == "authors" and panel.across == "R":
+        return "separation R, the factor on the Bernoulli coordinates"
+    return MEANING[panel.across]
 
 
 def _curve(
     axes: Axes, rows: Sequence[Row], at: Sequence[float], number: int, aside: float, label: str | None
 ) -> None:
-    """A line with the interval of every point, `aside` from its place by so many points of a printer."""
+    """A line with the interval of every point, `aside` from its place by so many points of a printer.
+
+    Hollow where half of the successes or more do not tell the true models apart.
+    """
     success, low, high = (np.array([row[name] for row in rows]) for name in ("success", "low", "high"))
     shade = PALETTE[number % len(PALETTE)]
     place = offset_copy(axes.transData, axes.get_figure(root=True), aside, 0, units="points")
@@ -83,19 +110,23 @@ def _curve(
         clip_on=False,
         transform=place,
     )
+    for value, row in zip(at, rows, strict=True):
+        if 0 < row["success"] >= 2 * row["told apart"]:
+            mark = axes.plot([value], [row["success"]], MARKS[number % len(MARKS)], clip_on=False)
+            mark[0].set(mfc="white", mec=shade, mew=1.4, ms=5.2, transform=place, zorder=3)
     axes.update_datalim([(value, 0.5) for value in at])
 
 
-def _amounts(axes: Axes, experiment: Success, rows: Sequence[Row]) -> None:
+def _amounts(axes: Axes, panel: Panel, rows: Sequence[Row]) -> None:
     """The axis of mn, and where on it the true models could be had if the clusters were known."""
-    axes.set(xscale="log", xlabel="examples in all, mn (log scale)")
+    axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(_sparse(sorted({row["m"] * row["n"] for row in rows}))))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.axvline(experiment.enough, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
+    axes.axvline(panel.enough, color=MUTED, lw=1, ls=(0, (2, 2)), zorder=0)
     axes.annotate(
         "enough if the clusters were known",
-        (experiment.enough, 1.0),
+        (panel.enough, 1.0),
         (0, 2),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
@@ -123,22 +154,22 @@ def _sparse(values: Sequence[float]) -> list[float]:
     return kept
 
 
-def _facts(experiment: Success) -> list[str]:
+def _facts(panel: Panel) -> list[str]:
     """The problem and how it was tried."""
-    fixed = {"k": experiment.k, "d": experiment.dim}
+    fixed = {"k": panel.k, "d": panel.dim}
     for name in ("m", "n", "R", "sigma"):
-        if name not in (experiment.across, experiment.by):
-            fixed[SYMBOLS[name]] = getattr(experiment, name)[0]
+        if name not in (panel.across, panel.by):
+            fixed[SYMBOLS[name]] = getattr(panel, name)[0]
     sizes = ", ".join(f"{name} = {value:g}" for name, value in fixed.items())
-    scale = "" if experiment.scale == "paper" else f" (scale: {experiment.scale})"
     compared = {
         "text": "under the best matching of learned and true models",
-        "authors": "each learned model against the true one nearest to it (preset: authors)",
-    }[experiment.preset]
-    slack = f" + {SLACK:g}" if experiment.lenient and experiment.preset == "authors" else ""
-    tried = f"{experiment.starts} starts × {len(experiment.rates)} step sizes"
+        "authors": "each learned model against the true one nearest to it",
+    }[panel.preset]
+    slack = f" + {panel.released_slack:g}" if panel.released_slack and panel.preset == "authors" else ""
+    tried = f"{panel.starts} starts × {len(panel.rates)} step sizes"
     return [
-        f"{sizes}{scale}; {experiment.trials} trials, with 95 % intervals",
-        f"success: for one of {tried}, after {experiment.rounds} rounds, dist ≤ 0.6σ{slack},",
+        f"preset {panel.preset}, scale {panel.scale}: {sizes}; {panel.trials} trials, with 95 % intervals",
+        f"success: for one of {tried}, after {panel.rounds} rounds, dist ≤ 0.6σ{slack},",
         compared,
+        "hollow: half of the successes or more do not tell the true models apart",
     ]

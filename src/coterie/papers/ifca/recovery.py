@@ -39,7 +39,7 @@ class Problem:
         How many random starts, and the step sizes that each of them is tried with.
     rounds
         The paper's T.
-    rescaled
+    rescaled_truth
         Whether true models are rescaled to norm R, or are R times their Bernoulli coordinates.
     """
 
@@ -50,7 +50,7 @@ class Problem:
     starts: int
     rates: tuple[float, ...]
     rounds: int
-    rescaled: bool = True
+    rescaled_truth: bool = True
 
     @property
     def spec(self) -> Spec:
@@ -75,23 +75,32 @@ class Problem:
         batch: Any = "auto" if jax.default_backend() == "cpu" else m
         return Simulation(shards, batch=batch, precision="float32").with_learner(self.learner())
 
-    def algorithm(self) -> IFCA:
-        """IFCA with gradient averaging (option I), as the section says."""
-        init = CoinFlips(len(self.rates))
+    def algorithm(self, separation: Any = 1.0, rescaled_starts: Any = False) -> IFCA:
+        """IFCA with gradient averaging (option I), as the section says.
+
+        Line 14 divides by m, the number of all clients: all of them participate in every round here.
+        """
+        init = CoinFlips(len(self.rates), separation, rescaled_starts)
         return IFCA(self.k, n_init=self.replicas, init=init, rounds=self.rounds, average="gradients")
 
 
 @dataclass(frozen=True)
 class CoinFlips:
-    """An initialiser: coordinates are Bernoulli(0.5). Consecutive restarts, `each` of them, start alike."""
+    """An initialiser: coordinates are Bernoulli(0.5), and if `rescaled`, models are rescaled to a norm.
+
+    Consecutive restarts, `each` of them, start alike. Norm and `rescaled` may be traced, so that one compiled
+    program serves all of them.
+    """
 
     each: int
+    norm: Any = 1.0
+    rescaled: Any = False
 
     def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
         one = learner.shapes(federation.spec)
         size = sum(leaf.size for leaf in jax.tree.leaves(one))
         flips = jax.vmap(lambda key: _coins(key, (size,)))(keys[:: self.each].reshape(-1))
-        models = stacked.from_matrix(flips, one)
+        models = stacked.from_matrix(jnp.where(self.rescaled, self.norm * _unit(flips), flips), one)
         restarts, k = keys.shape
         return jax.tree.map(
             lambda leaf: jnp.repeat(leaf.reshape(restarts // self.each, k, *leaf.shape[1:]), self.each, 0),
@@ -101,25 +110,39 @@ class CoinFlips:
 
 @partial(jax.jit, static_argnums=0)
 def trials(
-    problem: Problem, simulation: Simulation, keys: Key[Array, " trials"], separation: Any, noise: Any
+    problem: Problem,
+    simulation: Simulation,
+    keys: Key[Array, " trials"],
+    separation: Any,
+    noise: Any,
+    rescaled_starts: Any = False,
 ) -> dict[str, Float[Array, "trials starts rates"]]:
-    """The distances of what was learned from the truth, by rule, for one trial per key."""
+    """One trial per key: the distance of what was learned from the truth by every rule, and `told_apart`.
+
+    `separation` is R. Starts have coordinates of 0 and 1 or, if `rescaled_starts`, the norm R.
+    """
 
     def trial(key: Key[Array, ""]) -> dict[str, Float[Array, "starts rates"]]:
-        models, true = learned(problem, simulation, key, separation, noise)
-        return distances(models, true)
+        models, true = learned(problem, simulation, key, separation, noise, rescaled_starts)
+        return {**distances(models, true), "told_apart": told_apart(models, true)}
 
     found: dict[str, Array] = jax.lax.map(trial, keys)
     return found
 
 
 def learned(
-    problem: Problem, simulation: Simulation, key: Key[Array, ""], separation: Any, noise: Any
+    problem: Problem,
+    simulation: Simulation,
+    key: Key[Array, ""],
+    separation: Any,
+    noise: Any,
+    rescaled_starts: Any = False,
 ) -> tuple[Float[Array, "starts rates k d"], Float[Array, "k d"]]:
     """One trial: the models that IFCA learns from each start with each step size, and the true ones."""
     data, starts = jax.random.split(key)
     x, y, true = drawn(problem, data, separation, noise)
-    federation, learner, algorithm = simulation.with_examples(x, y), problem.learner(), problem.algorithm()
+    federation, learner = simulation.with_examples(x, y), problem.learner()
+    algorithm = problem.algorithm(separation, rescaled_starts)
     state = algorithm.start(federation, learner, starts)
     steps = Step(jnp.arange(problem.rounds), algorithm.round_keys(key))
     state, _ = jax.lax.scan(
@@ -136,11 +159,7 @@ def drawn(
     m, n, d, k = problem.clients, problem.examples, problem.dim, problem.k
     coins, features, errors = jax.random.split(key, 3)
     true = _coins(coins, (k, d))
-    if problem.rescaled:
-        norm = jnp.linalg.norm(true, axis=1, keepdims=True)
-        # a model of zeros has no norm to rescale
-        true = jnp.where(norm > 0, true / norm, 1 / jnp.sqrt(d))
-    true = separation * true
+    true = separation * (_unit(true) if problem.rescaled_truth else true)
     x = jax.random.normal(features, (m, n, d))
     own = jnp.repeat(true, jnp.asarray(cluster_sizes(m, k)), axis=0, total_repeat_length=m)
     clean = jnp.einsum("mnd,md->mn", x, own, precision=jax.lax.Precision.HIGHEST)
@@ -157,16 +176,52 @@ def distances(
     one next to it, as in the released code, where k copies of one true model are as good as all k.
     Infinite where training diverged.
     """
-    k = len(true)
-    apart = jnp.linalg.norm(models[..., :, None, :] - true, axis=-1)  # (..., learned, true)
-    each = jnp.arange(k)
-    ways = jnp.asarray(list(permutations(range(k))))
+    apart, ways = _compared(models, true)
+    each = jnp.arange(len(true))
     found = {
         "printed": apart[..., each, each].mean(-1),
         "matched": apart[..., each, ways].mean(-1).min(-1),
         "nearest": apart.min(-1).mean(-1),
     }
     return {rule: jnp.where(jnp.isfinite(distance), distance, jnp.inf) for rule, distance in found.items()}
+
+
+def told_apart(models: Float[Array, "*batch k d"], true: Float[Array, "k d"]) -> Float[Array, "*batch"]:
+    """How far apart learned models are along the line between the true ones, where 1 is as far as these.
+
+    Under the best matching, for the pair of models where it is least. About 1 where all k true models were
+    recovered, about 0 where two learned models are copies of one, or still where they started: random
+    directions are at right angles to that line. A small distance from the truth alone does not tell these
+    cases from each other, for where the true models are close to each other, anything near them all is
+    within a given distance.
+    """
+    k = len(true)
+    apart, ways = _compared(models, true)
+    best = ways[jnp.argmin(apart[..., jnp.arange(k), ways].mean(-1), axis=-1)]
+    own = true[best]  # (..., k, d): the true model beside each learned one
+    exact = jax.lax.Precision.HIGHEST
+    learned_by_true = jnp.einsum("...id,...jd->...ij", models, own, precision=exact)
+    true_by_true = jnp.einsum("...id,...jd->...ij", own, own, precision=exact)
+    share = _between(learned_by_true) / _between(true_by_true)
+    return jnp.where(jnp.eye(k, dtype=bool), jnp.inf, share).min((-2, -1))
+
+
+def _compared(models: Array, true: Array) -> tuple[Float[Array, "*batch k k"], Array]:
+    """The distance of every learned model (rows) from every true one, and all ways to match them."""
+    apart = jnp.linalg.norm(models[..., :, None, :] - true, axis=-1)
+    return apart, jnp.asarray(list(permutations(range(len(true)))))
+
+
+def _between(products: Float[Array, "*batch k k"]) -> Float[Array, "*batch k k"]:
+    """<a_i - a_j, b_i - b_j> for all i, j, given all <a_i, b_j>."""
+    own: Array = jnp.diagonal(products, axis1=-2, axis2=-1)
+    return own[..., :, None] + own[..., None, :] - products - jnp.swapaxes(products, -2, -1)
+
+
+def _unit(models: Float[Array, "k d"]) -> Float[Array, "k d"]:
+    norm = jnp.linalg.norm(models, axis=1, keepdims=True)
+    # a model of zeros has no norm to rescale
+    return jnp.where(norm > 0, models / norm, 1 / jnp.sqrt(models.shape[1]))
 
 
 def _coins(key: Key[Array, ""], shape: tuple[int, ...]) -> Array:
