@@ -26,6 +26,10 @@ TRENDS: dict[str, tuple[str, str]] = {
     ),
 }
 STARTS = {"unscaled": "starts of 0 and 1", "rescaled": "starts rescaled to norm R"}
+COLUMNS = (
+    "told apart: trials in which a success tells the true models apart (see below); least squares: the error "
+    "to expect if the clusters were known, sigma sqrt(d / (mn/k - d - 1))."
+)
 SCALE_NOTES = {
     "small": "d and m are a fifth of the paper's and n is the same, so that d/(mn/k) is as in the paper; "
     "fewer trials.",
@@ -47,6 +51,10 @@ def claims(panel: Panel, results: Mapping[str, Arrays]) -> list[Finding]:
 
 def readings(panel: Panel) -> list[str]:
     """What the text leaves open and how it was read, and where the released code differs from it."""
+    return [*_settings(panel), COLUMNS]
+
+
+def _settings(panel: Panel) -> list[str]:
     norm = np.sqrt(panel.dim / 2)
     said = [SCALE_NOTES[panel.scale]] if panel.scale in SCALE_NOTES else []
     if panel.across == "R":
