@@ -11,7 +11,7 @@ from references import fedx
 import coterie as ct
 from coterie.papers import reproduce
 from coterie.papers.convergence import distance, errors_by_round
-from coterie.papers.listing import find
+from coterie.papers.figures import find
 from coterie.papers.mixed_regression import _begun
 
 

@@ -7,7 +7,7 @@ import coterie as ct
 from coterie.papers import srfca
 from coterie.papers.claims import METHODS, claims
 from coterie.papers.costs import cost
-from coterie.papers.listing import find
+from coterie.papers.figures import find
 from coterie.papers.populations import POPULATIONS, parted
 from coterie.papers.reproduce import reproduce
 

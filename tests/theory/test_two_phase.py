@@ -10,7 +10,7 @@ from coterie.algorithms import FedX
 from coterie.federation.simulation import Simulation
 from coterie.papers import mixed_regression
 from coterie.papers.experiment import Point
-from coterie.papers.listing import find
+from coterie.papers.figures import find
 from coterie.papers.mixed_regression import NEAR, Convergence
 
 

@@ -1,7 +1,12 @@
-"""Every figure and table of the papers, to be computed again: what was claimed beside what is found."""
+"""Figures and tables of the papers, computed again: what was claimed beside what is found.
+
+`FIGURES` lists those that there are: Figure 2 of the IFCA paper, Figures 1 to 3 of the mixed-regression paper
+and the SR-FCA paper's comparison of methods, on data that needs no download. What all of them share is here,
+what belongs to one paper is under its name.
+"""
 
 from coterie.papers.experiment import Experiment, Figure, Finding, Point
-from coterie.papers.listing import FIGURES, find
+from coterie.papers.figures import FIGURES, find
 from coterie.papers.reproduce import compute, reproduce
 
 __all__ = ["FIGURES", "Experiment", "Figure", "Finding", "Point", "compute", "find", "reproduce"]

@@ -15,8 +15,8 @@ from coterie import storage
 from coterie.errors import ConfigError
 from coterie.federation import tuning
 from coterie.papers.experiment import Arrays, Experiment, Row
+from coterie.papers.figures import FIGURES, find
 from coterie.papers.folder import BATCH, ResultFolder
-from coterie.papers.listing import FIGURES, find
 from coterie.papers.provenance import provenance
 
 # told how many steps are behind us, of how many in all, and in words when a point is finished

@@ -1,4 +1,4 @@
-"""Which figures and tables there are."""
+"""Which figures and tables can be computed again, of all papers."""
 
 from __future__ import annotations
 
