@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool
 
 from coterie.papers.experiment import Arrays, Finding, Point
 from coterie.papers.ifca import significance
-from coterie.papers.ifca.panel import RULES, SLACK, TOLD_APART, Panel
+from coterie.papers.ifca.recovery import RULES, SLACK, TOLD_APART
 from coterie.papers.ifca.significance import Trend
+
+if TYPE_CHECKING:
+    from coterie.papers.ifca.panel import Panel
 
 TRENDS: dict[str, tuple[str, str]] = {
     "R": (
@@ -38,7 +42,7 @@ SCALE_NOTES = {
 }
 
 
-def claims(panel: Panel, results: Mapping[str, Arrays]) -> list[Finding]:
+def findings(panel: Panel, results: Mapping[str, Arrays]) -> list[Finding]:
     """The paper's sentences about a panel, each judged by its own rule, beside what was found."""
     found = [_rises(panel, results, start) for start in panel.start]
     if len(panel.start) > 1:

@@ -13,104 +13,76 @@ and (b), R in (c) and (d). The released code's: R and sigma in (a) and (b), m, n
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from coterie.papers.experiment import Figure, Scale
-from coterie.papers.ifca.panel import Axis, Panel
+from coterie.papers.ifca.panel import Panel
 
-SIGMAS, SEPARATIONS, EXAMPLES = (0.0, 0.1, 0.2, 0.4), (0.1, 0.25, 0.5, 0.75, 1.0), (50, 100, 200)
-RATES = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}
-CLIENTS = {2: (50, 70, 100, 150, 200, 300, 400), 4: (100, 200, 300, 400, 800)}
-SMOKE_CLIENTS = {2: (100, 400), 4: (200, 800)}
-
-
-def _separation(letter: str, k: int, m: int, scale: Scale, preset: str) -> Panel:
-    smoke = scale == "smoke"
-    return _at(
-        scale,
-        letter=letter,
-        k=k,
-        across="R",
-        by="sigma",
-        R=(0.1, 1.0) if smoke else SEPARATIONS,
-        sigma=(0.0, 0.1) if smoke else SIGMAS,
-        m=(m,),
-        n=(100,),
-        preset=preset,
-    )
-
-
-def _amount(letter: str, k: int, R: float, saved_R: float, scale: Scale, preset: str) -> Panel:
-    smoke = scale == "smoke"
-    return _at(
-        scale,
-        letter=letter,
-        k=k,
-        across="m",
-        by="n",
-        R=(saved_R if preset == "authors" else R,),
-        sigma=(0.1,),
-        m=SMOKE_CLIENTS[k] if smoke else CLIENTS[k],
-        n=(50, 200) if smoke else EXAMPLES,
-        preset=preset,
-    )
+A = Panel(
+    letter="a",
+    k=2,
+    dim=1000,
+    across="R",
+    by="sigma",
+    R=(0.1, 0.25, 0.5, 0.75, 1.0),
+    sigma=(0.0, 0.1, 0.2, 0.4),
+    m=(100,),
+    n=(100,),
+    start=("unscaled", "rescaled"),
+    rates=(0.01, 0.1, 1.0),
+    starts=10,
+    rounds=300,
+    trials=40,
+    preset="text",
+    scale="paper",
+)
+B = replace(A, letter="b", k=4, m=(400,), rates=(0.5, 1.0, 2.0))
+C = replace(
+    A,
+    letter="c",
+    across="m",
+    by="n",
+    R=(0.1,),
+    sigma=(0.1,),
+    m=(50, 70, 100, 150, 200, 300, 400),
+    n=(50, 100, 200),
+)
+D = replace(C, letter="d", k=4, R=(0.5,), m=(100, 200, 300, 400, 800), rates=B.rates)
+SAVED_R = {"c": 0.25, "d": 0.75}  # that of the released code's saved plots
 
 
-def _at(
-    scale: Scale,
-    *,
-    letter: str,
-    k: int,
-    across: Axis,
-    by: Axis,
-    R: tuple[float, ...],
-    sigma: tuple[float, ...],
-    m: tuple[int, ...],
-    n: tuple[int, ...],
-    preset: str,
-) -> Panel:
-    """A panel at a scale; d/(mn/k), unknowns per example, is the same at all of them."""
-    smaller_d, smaller_m, smaller_n = {"paper": (1, 1, 1), "small": (5, 5, 1), "smoke": (50, 10, 5)}[scale]
-    trials, starts, rounds = {"paper": (40, 10, 300), "small": (10, 10, 300), "smoke": (4, 3, 60)}[scale]
-    return Panel(
-        letter=letter,
-        k=k,
-        dim=1000 // smaller_d,
-        across=across,
-        by=by,
-        R=R,
-        sigma=sigma,
-        m=tuple(clients // smaller_m for clients in m),
-        n=tuple(examples // smaller_n for examples in n),
-        start=("unscaled",) if preset == "authors" else ("unscaled", "rescaled"),
-        rates=RATES[k],
-        starts=starts,
-        rounds=rounds,
-        trials=trials,
-        preset=preset,
-        scale=scale,
-    )
+def _read(panel: Panel, scale: Scale, preset: str) -> Panel:
+    """A panel as a preset reads it, at a scale; all scales have the same d/(mn/k), unknowns per example."""
+    panel = replace(panel, preset=preset, scale=scale)
+    if preset == "authors":
+        panel = replace(panel, start=("unscaled",))
+        if panel.letter in SAVED_R:
+            panel = replace(panel, R=(SAVED_R[panel.letter],))
+    if scale == "small":
+        return replace(panel, dim=200, m=_over(5, panel.m), trials=10)
+    if scale == "smoke":
+        if panel.across == "R":
+            panel = replace(panel, R=(0.1, 1.0), sigma=(0.0, 0.1))
+        else:
+            panel = replace(panel, m=(50 * panel.k, 200 * panel.k), n=(50, 200))
+        m, n = _over(10, panel.m), _over(5, panel.n)
+        return replace(panel, dim=20, m=m, n=n, starts=3, rounds=60, trials=4)
+    return panel
+
+
+def _over(divisor: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size // divisor for size in sizes)
+
+
+def _figure(panel: Panel, against: str) -> Figure:
+    title = f"IFCA, Figure 2({panel.letter}): success against {against}, k = {panel.k}"
+    return Figure(f"ifca/fig2{panel.letter}", title, partial(_read, panel))
 
 
 FIGURES: tuple[Figure, ...] = (
-    Figure(
-        "ifca/fig2a",
-        "IFCA, Figure 2(a): success against separation R and noise sigma, k = 2",
-        partial(_separation, "a", 2, 100),
-    ),
-    Figure(
-        "ifca/fig2b",
-        "IFCA, Figure 2(b): success against separation R and noise sigma, k = 4",
-        partial(_separation, "b", 4, 400),
-    ),
-    Figure(
-        "ifca/fig2c",
-        "IFCA, Figure 2(c): success against clients m and examples n, k = 2",
-        partial(_amount, "c", 2, 0.1, 0.25),
-    ),
-    Figure(
-        "ifca/fig2d",
-        "IFCA, Figure 2(d): success against clients m and examples n, k = 4",
-        partial(_amount, "d", 4, 0.5, 0.75),
-    ),
+    _figure(A, "separation R and noise sigma"),
+    _figure(B, "separation R and noise sigma"),
+    _figure(C, "clients m and examples n"),
+    _figure(D, "clients m and examples n"),
 )

@@ -15,18 +15,14 @@ from jaxtyping import Bool
 from coterie import keys
 from coterie.federation.simulation import Simulation
 from coterie.papers.experiment import Arrays, Experiment, Finding, Point, Row
-from coterie.papers.ifca import recovery, significance
-from coterie.papers.ifca.recovery import Problem
+from coterie.papers.ifca import claims, recovery, significance
+from coterie.papers.ifca.recovery import RULES, SLACK, TOLD_APART, WITHIN, Problem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 Axis = Literal["R", "sigma", "m", "n"]
 Start = Literal["unscaled", "rescaled"]
-RULES = ("matched", "nearest", "printed")
-WITHIN = 0.6  # a trial succeeds where the distance is at most 0.6 sigma
-SLACK = 0.001  # what the released code adds to that in (a) and (b)
-TOLD_APART = 0.5  # of the distance between the true models: halfway between copies of one and all of them
 AT_ONCE = 8  # trials of one call of the compiled program, at most
 
 
@@ -185,14 +181,10 @@ class Panel(Experiment):
         return [{"start": start, "success": name, **row} for (start, name), row in rows.items()]
 
     def findings(self, results: Mapping[str, Arrays]) -> list[Finding]:
-        from coterie.papers.ifca.claims import claims
-
-        return claims(self, results)
+        return claims.findings(self, results)
 
     def notes(self) -> list[str]:
-        from coterie.papers.ifca.claims import readings
-
-        return readings(self)
+        return claims.readings(self)
 
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
         from coterie.papers.ifca.picture import success_curves

@@ -26,6 +26,11 @@ from coterie.learn.learner import Learner
 from coterie.learn.local import SGD
 from coterie.models import Linear, stacked
 
+RULES = ("matched", "nearest", "printed")  # of the distance between learned and true models
+WITHIN = 0.6  # a trial succeeds where the distance is at most 0.6 sigma
+SLACK = 0.001  # what the released code adds to that in (a) and (b)
+TOLD_APART = 0.5  # of the distance between the true models: halfway between copies of one and all of them
+
 
 @dataclass(frozen=True)
 class Problem:
