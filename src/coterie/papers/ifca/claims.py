@@ -144,10 +144,8 @@ def _dubbed_successful(panel: Panel, results: Mapping[str, Arrays]) -> Finding:
         parts.append(part)
     return Finding(
         "A trial is dubbed successful if ... we obtain dist <= 0.6 sigma (section 6.1)",
-        f"where the true models are close, models near all of them can do that: apart by less than "
-        f"{TOLD_APART:g} of the distance between two true models, along the line between these. "
-        + "; ".join(parts)
-        + ".",
+        f"models that do not tell the true ones apart (less than {TOLD_APART:g} as far from each other as "
+        "two of these, along the line between them) can be that near, too. " + "; ".join(parts) + ".",
         None,
     )
 
