@@ -147,8 +147,8 @@ def test_overview_has_a_row_per_line_and_a_column_per_place():
     rows = panel.overview(planted(panel, lambda p, t: 0.0 if t < 10 else 9.0))
     lines = [(start, f"n = {n}") for start in ("unscaled", "rescaled") for n in (50, 100, 200)]
     assert [(row["start"], row["success"]) for row in rows] == lines
-    assert list(rows[0])[2:] == [f"m = {m}" for m in (100, 200, 300, 400, 800)]
-    assert rows[1]["m = 300"] == "25%"
+    assert list(rows[0])[2:] == ["m = 100", "200", "300", "400", "800"]
+    assert rows[1]["300"] == "25%"
 
 
 def test_a_smoke_run_measures_what_rules_imply(tmp_path):

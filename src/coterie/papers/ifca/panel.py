@@ -175,9 +175,11 @@ class Panel(Experiment):
 
     def overview(self, results: Mapping[str, Arrays]) -> list[Row]:
         rows: dict[tuple[str, str], Row] = {}
-        for point, row in zip(self.points(), self.table(results), strict=True):
-            line = rows.setdefault((row["start"], f"{self.by} = {point.values[self.by]:g}"), {})
-            line[f"{self.across} = {point.values[self.across]:g}"] = f"{row['success']:.0%}"
+        for row in self.table(results):
+            line = rows.setdefault((row["start"], f"{self.by} = {row[self.by]:g}"), {})
+            # named once: seven columns with their names do not fit a terminal of 80 characters
+            name = f"{row[self.across]:g}" if line else f"{self.across} = {row[self.across]:g}"
+            line[name] = f"{row['success']:.0%}"
         return [{"start": start, "success": name, **row} for (start, name), row in rows.items()]
 
     def findings(self, results: Mapping[str, Arrays]) -> list[Finding]:
