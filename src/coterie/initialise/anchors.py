@@ -21,7 +21,7 @@ class Anchors:
     ids: np.ndarray  # (restarts, anchors)
     models: PyTree  # leading axes (restarts, anchors); on the host
     sigma: Float[np.ndarray, "restarts anchors"]  # how large an anchor found its residual in the last step
-    stopped: Bool[np.ndarray, "restarts anchors"]
+    stopped: Bool[np.ndarray, "restarts anchors"]  # whether its residual was too small for a step
     heard: Bool[np.ndarray, "restarts anchors"]  # whether it has ever answered
 
     def centres(self, k: int, separation: float | None = None) -> PyTree:
