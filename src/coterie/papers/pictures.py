@@ -13,7 +13,6 @@ from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
     MaxNLocator,
-    NullFormatter,
     NullLocator,
     PercentFormatter,
 )
@@ -21,7 +20,6 @@ from matplotlib.transforms import offset_copy
 
 from coterie.papers.claims import METHODS
 from coterie.papers.experiment import Arrays, Row
-from coterie.papers.mixed_regression import Convergence
 from coterie.papers.populations import POPULATIONS
 from coterie.papers.srfca import Compared
 from coterie.papers.success import SLACK, Success
@@ -88,56 +86,6 @@ def success_curves(experiment: Success, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figure:
-    """The error against the iteration: local updates of the two-phase system, and other methods."""
-    figure = titled(
-        f"Mixed regression, Figure {experiment.figure}: {experiment.title}",
-        [
-            f"k = {experiment.k}, d = {experiment.dim}, {len(experiment.sizes)} clients with "
-            f"{min(experiment.sizes)} to {max(experiment.sizes)} examples" + _at_scale(experiment.scale),
-            f"median of {experiment.trials} trials, with quartiles; Phase 1 up to the dotted line",
-        ],
-        (10.4, 5.4),
-    )
-    panels = figure.subplots(1, 2, sharey=True)
-    arms = experiment.arms()
-    left = [name for name, arm in arms.items() if arm.panel == 0]
-    right = ["s=5", *(name for name, arm in arms.items() if arm.panel == 1)]
-    for axes, names, title in (
-        (panels[0], left, "two-phase system, by local update"),
-        (panels[1], right, "two-phase system and other methods"),
-    ):
-        for number, name in enumerate(names):
-            error, shade = results[name]["error"], PALETTE[number % len(PALETTE)]
-            # a point per pixel or so: every iteration would make the file large
-            at = np.unique(
-                [*range(2 * experiment.iterations), *range(0, error.shape[1], 5), error.shape[1] - 1]
-            )
-            low, middle, high = np.quantile(error[:, at], (0.25, 0.5, 0.75), axis=0)
-            label = "two-phase, s = 5" if axes is panels[1] and name == "s=5" else arms[name].label
-            axes.fill_between(at, low, high, color=shade, alpha=0.15, lw=0)
-            axes.plot(at, middle, color=shade, ls=DASHES[number % len(DASHES)], lw=1.7, label=label)
-        axes.axvline(experiment.iterations, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=0)
-        axes.set(yscale="log", xlabel="iteration")
-        axes.set_title(title, fontsize=9, color=MUTED, loc="left")
-        axes.grid(axis="y")
-        axes.tick_params(length=0)
-        axes.legend(
-            fontsize=8,
-            labelcolor=INK,
-            handlelength=3.0,
-            ncols=2,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.16),
-        )
-    # the oracle starts without any error
-    least = min(np.median(results[name]["error"][:, -1]) for name in arms)
-    panels[0].set(ylabel="estimation error, max over clusters (log scale)", ylim=(least / 3, None))
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panels[0].yaxis.set_minor_formatter(NullFormatter())
-    return figure
-
-
 def compared_methods(experiment: Compared, results: Mapping[str, Arrays]) -> Figure:
     """How well each method serves the clients, and the distances after SR-FCA's ONE_SHOT."""
     rows = len(experiment.populations)
@@ -145,7 +93,7 @@ def compared_methods(experiment: Compared, results: Mapping[str, Arrays]) -> Fig
         "SR-FCA and other methods on clients with known clusters",
         [
             f"{experiment.clients} clients, {count(experiment.trials, 'trial')} (dots) and the mean (line), "
-            "as many local steps for each method" + _at_scale(experiment.scale),
+            "as many local steps for each method" + at_scale(experiment.scale),
             "right: distances of all pairs of clients after ONE_SHOT in the first trial, and the threshold λ",
         ],
         (10.4, 0.7 + 3.3 * rows),
@@ -207,7 +155,8 @@ def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
     axes.grid(axis="y")
 
 
-def _at_scale(scale: str) -> str:
+def at_scale(scale: str) -> str:
+    """What a reader is told of a scale that is not the paper's."""
     return "" if scale == "paper" else f" (scale: {scale})"
 
 
@@ -293,7 +242,7 @@ def _facts(experiment: Success) -> list[str]:
         if name not in (experiment.across, experiment.by):
             fixed[SYMBOLS[name]] = getattr(experiment, name)[0]
     sizes = ", ".join(f"{name} = {value:g}" for name, value in fixed.items())
-    scale = _at_scale(experiment.scale)
+    scale = at_scale(experiment.scale)
     compared = {
         "text": "under the best matching of learned and true models",
         "authors": "each learned model against the true one nearest to it (preset: authors)",
