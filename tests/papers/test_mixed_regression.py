@@ -200,9 +200,8 @@ def made_up(last=0.04, slower=1.0, inflated=1.0, proportional=True):
         for number, (name, rate) in enumerate((speed | {"fedprox": 0.04}).items())
     }
     results["printed"] = exponential(0.05, last, 4)
-    facts = {"separation": np.full(TRIALS, 2.5), "smallest_share": np.full(TRIALS, 1 / 3 / slower)}
+    facts = {"smallest_share": np.full(TRIALS, 1 / 3 / slower), "largest_curvature": np.full(TRIALS, 0.2)}
     results["oracle"] = exponential(0.05, last, 5, last, last) | facts
-    results["oracle"]["largest_curvature"] = np.full(TRIALS, 0.2)
     results["ifca"] = exponential(0, 2.5, 6, 2.5, 2.5)
     results["fedavg"] = exponential(0, 1.7, 7, 1.7, 1.7)
     wrong = {"misplaced": np.zeros(TRIALS), "misplaced_few": np.zeros(TRIALS)}
@@ -225,7 +224,7 @@ def test_measures_of_made_up_curves():
     np.testing.assert_allclose(curves.rate("s=5"), 0.05, rtol=0.02)
     np.testing.assert_allclose(curves.first_rate("s=5"), math.log(2 / 0.6) / 5, rtol=1e-6)
     np.testing.assert_allclose(curves.straight("s=5"), 1, rtol=1e-6)
-    np.testing.assert_allclose(curves.first_phase("s=5"), 0.6 / 2.5, rtol=0.05)
+    np.testing.assert_allclose(curves.left("s=5"), 0.6 / 2, rtol=1e-6)
     assert abs(np.median(curves.reached("s=5")) - (5 + math.log(0.6 / 0.08) / 0.05)) < 2
     assert np.isinf(curves.reached("ifca")).all() and (curves.needed("ifca") == 405).all()
     assert (curves.plateau("ifca") == 405).all() and (curves.plateau("s=5") < 5).all()

@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from coterie.papers.experiment import Arrays
 from coterie.papers.mixed_regression.changes import CHANGES, Changes
-from coterie.papers.mixed_regression.claims import NEAR_ENOUGH
 from coterie.papers.mixed_regression.figures import Convergence
+from coterie.papers.mixed_regression.phase_one import NEAR_ENOUGH
 from coterie.papers.mixed_regression.problem import TITLES
 from coterie.papers.pictures import DASHES, at_scale, titled
 from coterie.run.report.style import INK, MUTED, PALETTE

@@ -52,10 +52,10 @@ class Curves:
         needed: Trials = np.minimum(self.reached(name), self.error(name).shape[1] - 1)
         return needed
 
-    def first_phase(self, name: str) -> Trials:
-        """The error after Phase 1, in units of Delta."""
-        apart: Trials = self.error(name)[:, self.iterations] / self.result("oracle")["separation"]
-        return apart
+    def left(self, name: str) -> Trials:
+        """What part of the error is left after Phase 1."""
+        part: Trials = self.error(name)[:, self.iterations] / self.error(name)[:, 0]
+        return part
 
     def first_rate(self, name: str) -> Trials:
         """By how much the logarithm of the error falls in an iteration of Phase 1, on average."""

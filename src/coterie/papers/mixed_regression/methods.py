@@ -88,7 +88,6 @@ def measured(plan: Plan, name: str, seed: int) -> Arrays:
     after = errors_after(plan, begun[0].algorithm, learner, [one.state for one in begun], seed)
     found = {"error": np.concatenate([np.array(before), after], axis=1)}
     if arm.start == "true":  # once is enough: facts about the clients
-        found["separation"] = np.array([separation(of) for of in data])
         found["smallest_share"] = np.array([smallest_share(of) for of in data])
         found["largest_curvature"] = np.array([largest_curvature(of) for of in data])
     if arm.start == "alone":

@@ -18,6 +18,7 @@ from coterie.models import Linear
 from coterie.papers.mixed_regression.problem import SCALED, Problem, populations, separation, simulations
 
 K = 3
+NEAR_ENOUGH = 1 / 3  # of Delta: from there Theorem 2 has Phase 2 converge
 # every constant of the box and of section V. The features are N(0, I), so that alpha = beta = 1; Delta is
 # each trial's own. Section V does not print epsilon: Theorem 1 wants a constant below alpha / 8. T_2 is
 # large, since section V has a direct decomposition in the place of iterations
