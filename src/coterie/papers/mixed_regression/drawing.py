@@ -70,37 +70,34 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
 
 
 def first_phases(experiment: Changes, results: Mapping[str, Arrays]) -> Figure:
-    """A panel for each population, a row for each change: the error after Phase 1, and what came of it."""
+    """A row for each change: the error after Phase 1, and what came of it."""
     figure = titled(
-        "Mixed regression: Phase 1 as printed, and with changes",
+        f"Mixed regression, clients of Figure {experiment.problem.figure}: Phase 1 as printed, and changed",
         [
             f"error after Phase 1 in {count(experiment.trials, 'trial')} (dots) and its median (line); left "
             "of the dotted line Theorem 2 has Phase 2 converge" + at_scale(experiment.scale),
             "at the right: in how many trials Phase 2 ends as good as the oracle",
         ],
-        (11.4, 0.7 + 0.33 * len(CHANGES)),
+        (8.4, 0.9 + 0.33 * len(CHANGES)),
     )
-    panels = figure.subplots(1, len(experiment.problems), squeeze=False, sharey=True)[0]
-    for axes, clients in zip(panels, experiment.problems, strict=True):
-        for row, name in enumerate(CHANGES):
-            first = results[f"fig{clients.figure} {name}"]["first"]
-            well = int(experiment.near(results, clients.figure, name).sum())
-            shade = PALETTE[0] if 2 * well > experiment.trials else MUTED
-            axes.plot(first, np.full(len(first), row), "o", color=shade, ms=4, alpha=0.5, mew=0)
-            axes.vlines(np.median(first), row - 0.33, row + 0.33, color=shade, lw=2)
-            axes.annotate(
-                f"{well} of {experiment.trials}",
-                (1.01, row),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                fontsize=7.5,
-                color=shade,
-            )
-        axes.axvline(NEAR_ENOUGH, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=0)
-        axes.set(xlim=(0, None), xlabel="error after Phase 1 / Δ")
-        axes.set_title(f"clients of Figure {clients.figure}", fontsize=9, color=MUTED, loc="left")
-        axes.grid(axis="x")
-        axes.tick_params(length=0)
-    panels[0].set_yticks(range(len(CHANGES)), [change.label for change in CHANGES.values()], fontsize=8)
-    panels[0].invert_yaxis()
+    axes = figure.subplots()
+    for row, name in enumerate(CHANGES):
+        first, well = results[name]["first"], int(experiment.near(results, name).sum())
+        shade = PALETTE[0] if np.median(first) <= NEAR_ENOUGH else MUTED
+        axes.plot(first, np.full(len(first), row), "o", color=shade, ms=4, alpha=0.5, mew=0)
+        axes.vlines(np.median(first), row - 0.33, row + 0.33, color=shade, lw=2)
+        axes.annotate(
+            f"{well} of {experiment.trials}",
+            (1.01, row),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=7.5,
+            color=shade,
+        )
+    axes.axvline(NEAR_ENOUGH, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=0)
+    axes.set(xlim=(0, None), xlabel="error after Phase 1 / Δ")
+    axes.set_yticks(range(len(CHANGES)), [change.label for change in CHANGES.values()], fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.tick_params(length=0)
     return figure

@@ -53,7 +53,8 @@ def descents(
 def centres(anchors: Anchors, k: int, separation: float | None) -> Float[Array, "k d"]:
     """Line 16; k times the mean of all anchors where there are fewer than k groups, as before the first step.
 
-    The paper does not say what is to be done then. From k equal models Phase 2 trains one model for all.
+    The paper does not say what is to be done then. Of k equal models all clients take the first in the first
+    round of Phase 2, which sets it apart from the others; from there it goes on as from any start.
     """
     try:
         return jnp.asarray(matrix(anchors.centres(k, separation), 2)[0])
