@@ -72,13 +72,27 @@ def anchor_step(x, y, theta, u, estimator, rate, least):
 
 
 def phase_1(
-    clients, anchors, start, asked, bases, steps, estimator, alpha, beta, least, noise=None, parts=None
+    clients,
+    anchors,
+    start,
+    asked,
+    bases,
+    steps,
+    estimator,
+    alpha,
+    beta,
+    least,
+    noise=None,
+    parts=None,
+    anchor_estimator=None,
+    for_good=True,
 ):
     """Lines 4 to 15: the anchors' models after every iteration.
 
     `clients` are pairs (x, y), `anchors` positions. For every iteration, `asked` has S_t, `bases` Q_0 of
     each anchor, `noise` (asked, 2, anchors, d) what is added to the models, and `least` what sigma has to
-    exceed. With `parts`, an anchor uses part t of that many of its examples.
+    exceed. With `parts`, an anchor uses part t of that many of its examples. `for_good`: line 15 of the
+    journal's box; otherwise that of the conference's, where an anchor may go on later.
     """
     theta = np.repeat(start[None], len(anchors), axis=0)  # lines 4 and 5
     stopped = np.zeros(len(anchors), bool)
@@ -86,7 +100,7 @@ def phase_1(
     for t in range(len(asked)):  # line 6
         new = theta.copy()
         for h, i in enumerate(anchors):
-            if stopped[h]:
+            if for_good and stopped[h]:
                 continue
             content, weights = [], []
             for number, c in enumerate(asked[t]):  # lines 8 and 9
@@ -103,7 +117,8 @@ def phase_1(
                 mine = slice(t, len(y) // parts * parts, parts)  # dealt out in turn, all of one size
                 x, y = x[mine], y[mine]
             rate = alpha / (2 * beta**2)
-            new[h], stopped[h] = anchor_step(x, y, theta[h], u, estimator, rate, least)
+            own = anchor_estimator or estimator
+            new[h], stopped[h] = anchor_step(x, y, theta[h], u, own, rate, least)
         theta = new
         history.append(theta.copy())
     return history

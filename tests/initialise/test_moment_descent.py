@@ -92,6 +92,8 @@ def as_float(shards):
         ("pairs", {"clients": 9, "warm": False}, 1),
         ("two", {"noise": 0.3}, 1),
         ("pairs", {"fresh": True, "noise": 0.1}, 1),
+        ("pairs", {"anchor_estimator": "two", "draw": "uniform"}, 1),
+        ("two", {"anchor_estimator": "pairs", "stopping": "conference"}, 1),
     ],
     ids=lambda value: ", ".join(value) or "all clients" if isinstance(value, dict) else str(value),
 )
@@ -131,9 +133,11 @@ def agrees_with_the_paper(estimator, more, seed):
         estimator,
         alpha=0.8,
         beta=1.1,
-        least=0.1 * 0.8 * 2.0 / math.sqrt(2),
+        least=0.1 * 2.0 * (0.8 / math.sqrt(2) if settings.stopping == "journal" else 1),
         noise=noise,
         parts=3 if settings.fresh else None,
+        anchor_estimator=settings.anchor_estimator,
+        for_good=settings.stopping == "journal",
     )
     for found, theta in zip(thetas(trace)[1:], wanted, strict=True):
         np.testing.assert_allclose(found, theta, **CLOSE)
@@ -204,6 +208,25 @@ def test_a_stopped_anchor_stays_and_when_all_have_stopped_nobody_is_asked():
     trace, federation = traced(lazy, data.train)
     assert len(trace) == 5 and trace[1].stopped.all() and len(federation.named("descend_moment")) == 1
     np.testing.assert_array_equal(thetas(trace)[0], thetas(trace)[-1])
+
+
+def test_in_the_conference_version_an_anchor_below_the_threshold_is_asked_again_and_may_go_on():
+    data = population(0, sizes=[12] * 60)
+    common = {"anchors": 6, "iterations": 8, "clients": 12, "alpha": 1.0, "beta": 1.0, "separation": 2.0}
+    trace, federation = traced(ct.MomentDescent(**common, epsilon=0.15, stopping="conference"), data.train)
+    asks = federation.named("descend_moment")
+    assert len(asks) == 8
+    for _, each, _ in asks:  # epsilon Delta, without alpha / sqrt(2), whoever has stopped before
+        np.testing.assert_allclose(each["least"], 0.3, rtol=1e-6)
+    stopped = np.array([anchors.stopped[0] for anchors in trace])
+    theta = np.array(thetas(trace))
+    went_on = stopped[1:-1] & ~stopped[2:]
+    assert went_on.any()  # other clients are asked in each iteration, and find another residual
+    moved = (theta[2:] != theta[1:-1]).any(axis=2)
+    np.testing.assert_array_equal(moved, ~stopped[2:])
+    for_good, _ = traced(ct.MomentDescent(**common, epsilon=0.15 * math.sqrt(2)), data.train)
+    stopped = np.array([anchors.stopped[0] for anchors in for_good])
+    assert stopped.any() and not (stopped[:-1] & ~stopped[1:]).any()
 
 
 def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace_and_one():
@@ -280,6 +303,17 @@ def test_anchors_are_the_largest_clients_and_lots_decide_among_equals():
     assert all(sorted(sizes[row]) == [9, 9, 20, 30] for row in anchors)
     assert len({frozenset(row) for row in anchors.tolist()}) > 3
     assert len({row.tolist().index(8) for row in anchors}) > 1  # and their order tells nothing
+
+
+def test_anchors_drawn_uniformly_are_any_clients_that_have_a_pair():
+    sizes = np.array([3, 9, 9, 9, 9, 20, 1, 9, 30, 9])
+    settings = ct.MomentDescent(anchors=4, draw="uniform")
+    anchors, _ = drawn(settings, population(sizes=sizes).train, restarts=200)
+    assert anchors.shape == (200, 4) and all(len(set(row)) == 4 for row in anchors.tolist())
+    times = np.bincount(anchors.ravel(), minlength=10)
+    assert times[6] == 0  # a single example
+    # each of nine is drawn with probability 4 / 9: 89 times, with a standard deviation of 7
+    assert times[sizes > 1].min() > 55 and times.max() < 125
 
 
 @pytest.mark.parametrize(
@@ -593,6 +627,9 @@ def test_over_flower_it_is_the_same_and_only_models_travel(more):
         ({"subspace_iterations": 0}, "subspace_iterations must be an even number from 2 up, not 0."),
         ({"estimator": "all"}, "estimator must be 'pairs' or 'two', not 'all'."),
         ({"subspace": "qr"}, "subspace must be 'iteration' or 'svd', not 'qr'."),
+        ({"draw": "first"}, "draw must be 'largest' or 'uniform', not 'first'."),
+        ({"anchor_estimator": "all"}, "anchor_estimator must be 'pairs' or 'two', not 'all'."),
+        ({"stopping": "v1"}, "stopping must be 'journal' or 'conference', not 'v1'."),
         ({"noise": -1.0}, "noise must not be negative, but is -1.0."),
         ({"alpha": 0.0}, "alpha must be positive, not 0.0."),
         ({"separation": -2.0}, "separation must be positive, not -2.0."),

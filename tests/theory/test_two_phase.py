@@ -1,4 +1,9 @@
-"""Section V of the mixed-regression paper: two phases lead where only the oracle would, from any start."""
+"""Section V of the mixed-regression paper: two phases lead where only the oracle would, from any start.
+
+The clients are the paper's in number and size, and Phase 2 is as printed: clients count by their examples,
+and all of them enter the mean for every model, w_i = n_i / N. Only eta is ours, as the paper does not print
+it: so large that the paper's 400 rounds or fewer suffice.
+"""
 
 from dataclasses import replace
 
@@ -8,17 +13,12 @@ import pytest
 
 from coterie.algorithms import FedX
 from coterie.federation.simulation import Simulation
-from coterie.papers import mixed_regression
-from coterie.papers.experiment import Point
 from coterie.papers.figures import find
-from coterie.papers.mixed_regression import NEAR, Convergence
+from coterie.papers.mixed_regression import problem
+from coterie.papers.mixed_regression.claims import EQUAL
+from coterie.papers.mixed_regression.methods import measured
 
-
-class Sooner(Convergence):
-    """The same with clusters that move by the mean of their own clients, and so need fewer rounds."""
-
-    def _fedx(self, rounds):
-        return FedX(self.k, n_init=1, rounds=rounds, normalise="cluster")
+TRIALS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -28,18 +28,22 @@ def one_program_for_all_trials(monkeypatch):
     def simulation(shards, **settings):
         return Simulation(shards, **settings | {"batch": 50, "devices": jax.local_devices()[:1]})
 
-    monkeypatch.setattr(mixed_regression, "Simulation", simulation)
+    monkeypatch.setattr(problem, "Simulation", simulation)
+    problem.simulations.cache_clear()
+    yield
+    problem.simulations.cache_clear()
 
 
-@pytest.mark.parametrize("figure", [1, 2, 3])
-def test_the_error_is_the_oracles_on_at_least_19_of_20_seeds(figure):
-    paper = find(f"mixed-regression/fig{figure}", "paper", "text", trials=20)
-    experiment = replace(Sooner(**paper.settings()), rate=0.1, rounds=80)
+def test_phase_2_is_the_printed_one():
+    assert (FedX(3).weight, FedX(3).normalise or FedX(3).printed) == ("examples", "all")
 
-    def last(name):
-        return experiment.compute(Point(name, {}), 0, lambda done: None)["error"][:, -1]
 
-    oracle = last("oracle")
-    assert (last("s=5") <= NEAR * oracle).sum() >= 19
-    assert (last("fedavg") > 10 * oracle).all()  # one model for all is no use here
-    assert np.median(oracle) < 0.06
+@pytest.mark.parametrize("figure, rounds", [(1, 100), (2, 200), (3, 400)])
+def test_the_error_is_the_oracles_in_every_trial(figure, rounds):
+    paper = find(f"mixed-regression/fig{figure}", "paper", "text", trials=TRIALS)
+    plan = replace(paper, rate=0.1, rounds=rounds)
+    ours, oracle = (measured(plan, name, 0)["error"] for name in ("s=5", "oracle"))
+    assert ours.shape == (TRIALS, 1 + 5 + rounds)
+    assert (ours[:, 0] > 1.5).all()  # from far away
+    assert (ours[:, -1] <= EQUAL * oracle[:, -1]).all()
+    assert np.median(oracle[:, -1]) < 0.08

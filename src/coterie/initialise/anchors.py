@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from coterie.errors import LearnerError
 from coterie.models import stacked
@@ -21,7 +21,7 @@ class Anchors:
     ids: np.ndarray  # (restarts, anchors)
     models: PyTree  # leading axes (restarts, anchors); on the host
     sigma: Float[np.ndarray, "restarts anchors"]  # how large an anchor found its residual in the last step
-    stopped: Bool[np.ndarray, "restarts anchors"]
+    stopped: Bool[np.ndarray, "restarts anchors"]  # whether its residual was too small for a step
     heard: Bool[np.ndarray, "restarts anchors"]  # whether it has ever answered
 
     def centres(self, k: int, separation: float | None = None) -> PyTree:
@@ -42,13 +42,12 @@ class Anchors:
 
 def _centres(theta: Float[np.ndarray, "anchors d"], k: int, separation: float | None) -> np.ndarray:
     """The means of k groups of anchors, shape (k, d), in the order of their first members."""
-    from scipy.sparse.csgraph import connected_components
-
     if len(theta) < k:
         raise LearnerError(f"{len(theta)} anchors have answered, fewer than k={k}: choose more anchors.")
     if separation is None:
         return joined(theta, k)
-    count, group = connected_components(_distances(theta) < separation / 2, directed=False)
+    group = chained(theta, separation)
+    count = int(group.max()) + 1
     if count < k:
         raise LearnerError(
             f"with separation={separation} the anchors are in {count} groups, fewer than k={k}: lower it or "
@@ -56,6 +55,14 @@ def _centres(theta: Float[np.ndarray, "anchors d"], k: int, separation: float | 
         )
     largest = np.sort(np.argsort(-np.bincount(group), kind="stable")[:k])
     return np.stack([theta[group == g].mean(axis=0) for g in largest])
+
+
+def chained(theta: Float[np.ndarray, "anchors d"], separation: float) -> Int[np.ndarray, " anchors"]:
+    """The group of each anchor: those less than half the separation apart are in one, and so are chains."""
+    from scipy.sparse.csgraph import connected_components  # slow to import, and seldom needed
+
+    group: np.ndarray = connected_components(_distances(theta) < separation / 2, directed=False)[1]
+    return group
 
 
 def joined(theta: Float[np.ndarray, "anchors d"], k: int) -> Float[np.ndarray, "k d"]:

@@ -49,6 +49,7 @@ class Descent:
         self.like = learner.shapes(federation.spec)
         self.dim = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.like))
         self.curved = settings.alpha is None or settings.beta is None  # whether clients have to tell
+        self.again = settings.stopping == "conference"  # whether a stopped anchor may go on
         self.start = self._start(learner)
         sizes = self._sizes()
         self.anchors = self._anchors(sizes)
@@ -67,7 +68,7 @@ class Descent:
         yield now
         basis = None
         for t in range(self.settings.iterations):  # line 6
-            if not now.stopped.all():
+            if self.again or not now.stopped.all():
                 basis, curvature = self._subspace(now.models, basis, t)  # lines 7 to 9
                 now = self._descend(now, basis, curvature, t)  # lines 10 to 15
             yield now
@@ -112,8 +113,9 @@ class Descent:
         rows = []
         for r in range(self.restarts):
             lots = self._lots(r, "anchors")
-            largest = able[np.lexsort((lots[able], -sizes[able]))[:count]]
-            rows.append(largest[np.argsort(lots[largest])])
+            rank = -sizes[able] if self.settings.draw == "largest" else np.zeros(len(able))
+            chosen = able[np.lexsort((lots[able], rank))[:count]]
+            rows.append(chosen[np.argsort(lots[chosen])])
         return np.stack(rows)
 
     def _named(self, wanted: tuple[Any, ...]) -> Int[np.ndarray, " anchors"]:
@@ -239,8 +241,11 @@ class Descent:
     def _descend(self, now: Anchors, basis: np.ndarray, curvature: np.ndarray | None, t: int) -> Anchors:
         alpha, beta = self._bounds(curvature)
         epsilon = alpha / (16 * beta) if self.settings.epsilon is None else self.settings.epsilon
-        least = epsilon * alpha * self._separation(now) / math.sqrt(2)  # line 12
-        least = np.where(now.stopped, np.inf, least)  # line 15
+        if self.again:
+            least = epsilon * np.broadcast_to(self._separation(now), now.sigma.shape)
+        else:
+            least = epsilon * alpha * self._separation(now) / math.sqrt(2)  # line 12
+            least = np.where(now.stopped, np.inf, least)  # line 15
         # restarts have different anchors: all are asked at once, and a client is sent zeros for a restart in
         # which it is none
         union, places = np.unique(self.anchors, return_inverse=True)
@@ -258,7 +263,7 @@ class Descent:
             "least": least,
         }
         broadcast = {"power_iterations": np.full(self.restarts, self.settings.power_iterations, np.int32)}
-        if self.settings.estimator == "two":
+        if (self.settings.anchor_estimator or self.settings.estimator) == "two":
             broadcast["two"] = np.ones(self.restarts, bool)
         if self.settings.fresh:
             broadcast["part"] = np.broadcast_to(
@@ -287,7 +292,7 @@ class Descent:
             ids=now.ids,
             models=models,
             sigma=np.where(answered, sigma, now.sigma),
-            stopped=now.stopped | (answered & ~(sigma > least)),
+            stopped=np.where(answered, ~(sigma > least), now.stopped),
             heard=now.heard | answered,
         )
 

@@ -31,11 +31,14 @@ class MomentDescent:
     Parameters
     ----------
     anchors
-        How many clients are anchors, m_H: those with the most examples, lots drawn where they have as many.
-        Or which ones, by id. When not given, log(k / 0.05) / p_min, of which one is in each cluster with
-        probability 0.95 if no cluster has less than p_min = 1 / 2k of the clients, half an equal share; but
-        no more than there are clients with 3 k examples, if these are k at least. Section V of the paper has
-        ceil(3 k log k), which is 10 for k = 3: they miss a cluster of share 0.2 once in nine times.
+        How many clients are anchors, m_H; or which ones, by id. When not given, log(k / 0.05) / p_min, of
+        which one is in each cluster with probability 0.95 if no cluster has less than p_min = 1 / 2k of the
+        clients, half an equal share; but no more than there are clients with 3 k examples, if these are k at
+        least. Section V of the paper has ceil(3 k log k), which is 10 for k = 3: they miss a cluster of share
+        0.2 once in nine times.
+    draw
+        Which clients are anchors where their number is given. `"largest"`: those with the most examples, lots
+        drawn where they have as many. `"uniform"`: any with two examples, uniformly at random (section IV-A).
     iterations
         Steps of every anchor, T.
     subspace_iterations
@@ -47,6 +50,8 @@ class MomentDescent:
         two examples of each client, and at anchors over disjoint pairs. Both are unbiased; the printed one
         needs far more clients. For the subspace, a client counts by its disjoint pairs (half its examples;
         once), which was measured to be better than by all of its pairs.
+    anchor_estimator
+        The same for an anchor's own moment, A of (2), alone; as `estimator` when not given.
     subspace
         `"iteration"`: Algorithm 3, where d x k numbers per anchor travel. `"svd"`: clients send d x d numbers
         per anchor, of which the server takes the singular vectors, as the paper's experiments do.
@@ -74,6 +79,10 @@ class MomentDescent:
         whatever the scale of the features. `separation` is Delta, the least distance between two clusters'
         models. With it, anchors less than half of it apart are of one cluster (line 16). When not given, they
         are joined into k groups (by Ward's criterion), and the least distance between these is taken for it.
+    stopping
+        `"journal"`: as above, and an anchor that stops has stopped for good (the paper of 2024).
+        `"conference"`: an anchor makes no step while its residual is below epsilon separation, and goes on if
+        it no longer is (the box of the version of 2022, whose Theorem 1 wants epsilon below 1 / 4).
     scale
         Of theta_0, where all anchors start: N(0, I) scale / sqrt(d). Section V has 2. When not given, the
         model's own initialisation, which is closer to zero, and so mostly to all of the models looked for.
@@ -83,10 +92,12 @@ class MomentDescent:
     """
 
     anchors: int | Sequence[Any] | None = None
+    draw: Literal["largest", "uniform"] = "largest"
     iterations: int = 5
     subspace_iterations: int = 4
     power_iterations: int = 50
     estimator: Literal["pairs", "two"] = "pairs"
+    anchor_estimator: Literal["pairs", "two"] | None = None
     subspace: Literal["iteration", "svd"] = "iteration"
     warm: bool = True
     clients: int | None = None
@@ -96,6 +107,7 @@ class MomentDescent:
     beta: float | None = None
     epsilon: float | None = None
     separation: float | None = None
+    stopping: Literal["journal", "conference"] = "journal"
     scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -113,10 +125,16 @@ class MomentDescent:
             raise SettingError(
                 f"subspace_iterations must be an even number from 2 up, not {self.subspace_iterations}."
             )
-        if self.estimator not in ("pairs", "two"):
-            raise SettingError(f"estimator must be 'pairs' or 'two', not {self.estimator!r}.")
-        if self.subspace not in ("iteration", "svd"):
-            raise SettingError(f"subspace must be 'iteration' or 'svd', not {self.subspace!r}.")
+        for name, (one, other) in {
+            "draw": ("largest", "uniform"),
+            "estimator": ("pairs", "two"),
+            "anchor_estimator": ("pairs", "two"),
+            "subspace": ("iteration", "svd"),
+            "stopping": ("journal", "conference"),
+        }.items():
+            value = getattr(self, name)
+            if value not in (one, other) and not (name == "anchor_estimator" and value is None):
+                raise SettingError(f"{name} must be {one!r} or {other!r}, not {value!r}.")
         if not self.noise >= 0:
             raise SettingError(f"noise must not be negative, but is {self.noise}.")
         for name in ("alpha", "beta", "epsilon", "separation", "scale"):
