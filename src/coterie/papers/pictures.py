@@ -12,21 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
-    MaxNLocator,
     NullFormatter,
     NullLocator,
     PercentFormatter,
 )
 from matplotlib.transforms import offset_copy
 
-from coterie.papers.claims import METHODS
 from coterie.papers.experiment import Arrays, Row
 from coterie.papers.mixed_regression import Convergence
-from coterie.papers.populations import POPULATIONS
-from coterie.papers.srfca import Compared
 from coterie.papers.success import SLACK, Success
 from coterie.run.report.style import INK, MUTED, PALETTE, STYLE
-from coterie.words import count
 
 MARKS = ("o", "s", "D", "^", "v", "P", "X")
 DASHES = ("-", (0, (5, 2)), (0, (6, 2, 1.2, 2)), (0, (1.2, 1.6)))
@@ -136,75 +131,6 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
     panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panels[0].yaxis.set_minor_formatter(NullFormatter())
     return figure
-
-
-def compared_methods(experiment: Compared, results: Mapping[str, Arrays]) -> Figure:
-    """How well each method serves the clients, and the distances after SR-FCA's ONE_SHOT."""
-    rows = len(experiment.populations)
-    figure = titled(
-        "SR-FCA and other methods on clients with known clusters",
-        [
-            f"{experiment.clients} clients, {count(experiment.trials, 'trial')} (dots) and the mean (line), "
-            "as many local steps for each method" + _at_scale(experiment.scale),
-            "right: distances of all pairs of clients after ONE_SHOT in the first trial, and the threshold λ",
-        ],
-        (10.4, 0.7 + 3.3 * rows),
-    )
-    panels = figure.subplots(rows, 2, squeeze=False, width_ratios=(3, 2))
-    for (left, right), population in zip(panels, experiment.populations, strict=True):
-        _served(left, experiment, population, results)
-        _distances(right, results[f"{population} srfca"], POPULATIONS[population].regression)
-    return figure
-
-
-def _served(axes: Axes, experiment: Compared, population: str, results: Mapping[str, Arrays]) -> None:
-    """A row for each method: how well it serves the clients of every trial, and how many it misplaces."""
-    for row, method in enumerate(METHODS):
-        result = results[f"{population} {method}"]
-        served, shade = experiment.served(result, population), PALETTE[0] if method == "srfca" else MUTED
-        axes.plot(served, np.full(len(served), row), "o", color=shade, ms=4.5, alpha=0.55, mew=0)
-        axes.vlines(served.mean(), row - 0.33, row + 0.33, color=shade, lw=2.2)
-        wrong = result["misclustering"].mean()
-        axes.annotate(
-            "" if method == "local" else f"{wrong:.0%} wrong" if wrong else "all right",
-            (1.01, row),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=7.5,
-            color=shade,
-        )
-    axes.set_yticks(range(len(METHODS)), list(METHODS.values()))
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.tick_params(length=0)
-    axes.set_title(population, fontsize=10, weight="bold", loc="left")
-    if POPULATIONS[population].regression:
-        axes.set_xlabel("test loss, mean over clients")
-    else:
-        axes.set_xlabel("test accuracy, mean over clients")
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-
-
-def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
-    """The histogram of Figure 3."""
-    threshold = result["threshold"][0]
-    axes.stairs(result["counts"][0], result["edges"][0], fill=True, color=PALETTE[0], alpha=0.75)
-    axes.axvline(threshold, color=INK, lw=1.3, ls=(0, (4, 2)))
-    axes.annotate(
-        f"λ = {threshold:.3g}",
-        (threshold, 1),
-        (3, -2),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        va="top",
-        fontsize=8,
-        color=INK,
-    )
-    unit = "Euclidean distance of the models" if regression else "cross-cluster loss (nats)"
-    axes.set(xlabel=unit, ylabel="pairs of clients")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axes.tick_params(length=0)
-    axes.grid(axis="y")
 
 
 def _at_scale(scale: str) -> str:
