@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, diverged
 from coterie.papers.listing import FIGURES, find
 from coterie.papers.reproduce import reproduce
 from coterie.papers.srfca import costs
@@ -77,8 +77,11 @@ class Spy:
 
     seen: set
     best: float
+    most: float = np.inf  # beyond which it diverges
 
     def fit(self, train, learner, *, seed):
+        if learner.local.lr > self.most:
+            raise diverged("as it was told to")
         self.seen |= set(images(train))
         self.learner = learner
         return self
@@ -101,6 +104,13 @@ def test_no_setting_is_chosen_on_an_image_that_any_draw_is_tested_on(population)
         # while the very images that are trained on are known again, whichever way they are turned
         assert seen == set(images(data.train))
     assert experiment.trials <= TUNING_DRAW
+
+
+def test_step_sizes_with_which_training_diverges_are_not_chosen():
+    experiment = replace(find("srfca/digits", "small", "text"), clients=8)
+    method = Method("spy", lambda problem, settings: Spy(set(), best=0.8, most=0.03), costs.averaging)
+    chosen, tried = experiment.tuned("rotated", method, seed=0)
+    assert chosen["rate"] == 0.025 and max(tried["rate"]) == 0.2 and min(tried["rate"]) < 0.025
 
 
 @pytest.mark.parametrize("population", ["rotated", "inverted"])

@@ -43,6 +43,10 @@ def test_of_values_that_are_as_good_the_middle_is_taken():
     grid = Grid((1, 2, 4, 8, 16, 32), 2.0)
     chosen, tried = choose(grid, lambda value: 0.5 if 2 <= value <= 8 else 1.0)
     assert chosen == 4 and tried == list(grid.values)
+    # of which some may be at the edge; but where nothing makes a difference, what does lies beyond
+    assert choose(grid, lambda value: 0.5 if value <= 4 else 1.0) == (2, list(grid.values))
+    chosen, tried = choose(GRIDS["threshold"], lambda share: 0.5 if share < 0.004 else 1.0)
+    assert chosen < 0.004 and min(tried) < chosen
     # what is nearly as good on the other side of something worse is no neighbour
     assert choose(grid, lambda value: {2: 0.5, 16: 0.5}.get(value, 1.0))[0] == 2
 

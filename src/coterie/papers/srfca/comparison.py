@@ -81,10 +81,8 @@ class Compared(Experiment):
         fit, held_out = parted(data.train)
 
         def loss(settings: Settings) -> float:
-            algorithm, learner = (
-                self.algorithm(population, method, settings, data),
-                self.learner(population, method, settings),
-            )
+            algorithm = self.algorithm(population, method, settings, data)
+            learner = self.learner(population, method, settings)
             try:
                 found = algorithm.fit(fit, learner, seed=seed)
                 value = float(found.evaluate(held_out, "train", personal=method.personal).loss)
@@ -123,7 +121,7 @@ class Compared(Experiment):
             "misclustering": metrics.misclustering(found.assignment, data.truth),
             "clusters": found.k,
             **asdict(method.count(found, algorithm, self.local)),
-            **(course(found, algorithm, fit, data) if method.course else {}),
+            **(course(found, algorithm, fit, data, _measure(population)) if method.course else {}),
         }
 
     def precision(self, point: Point) -> str:
@@ -137,7 +135,7 @@ class Compared(Experiment):
 
     def served(self, result: Arrays, population: str) -> np.ndarray:
         """How well each trial serves the clients: accuracy, or the loss of a regression."""
-        return result["loss" if POPULATIONS[population].regression else "accuracy"]
+        return result[_measure(population)]
 
     def headline(self, point: Point, result: Arrays) -> str:
         return tables.headline(self, point, result)
@@ -174,6 +172,10 @@ class Compared(Experiment):
         from coterie.papers.srfca.picture import compared_methods
 
         return compared_methods(self, results)
+
+
+def _measure(population: str) -> str:
+    return "loss" if POPULATIONS[population].regression else "accuracy"
 
 
 @lru_cache(maxsize=8)

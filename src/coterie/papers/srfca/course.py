@@ -16,9 +16,9 @@ from coterie.evaluate import metrics
 
 
 def course(
-    found: Clustering, algorithm: SRFCA, fit: Callable[[Any], Clustering], data: Federated
+    found: Clustering, algorithm: SRFCA, fit: Callable[[Any], Clustering], data: Federated, measure: str
 ) -> dict[str, Any]:
-    """Accuracy and misclustering after each step, and the distances after ONE_SHOT.
+    """Accuracy (or loss) and misclustering after each step, and the distances after ONE_SHOT.
 
     After ONE_SHOT a client is served by the model that it trained alone, as in the paper, whose Table 5 has
     the accuracy of Local there. What there is after a REFINE is the result of a run that ends with it.
@@ -28,10 +28,9 @@ def course(
     after = [fit(Local(rounds=algorithm.rounds)), *earlier, found]
     shot = next(event.details for event in found.history.events if event.name == "one-shot")
     return {
-        "course": np.array([step.evaluate(data.test, "train").accuracy for step in after]),
+        "course": np.array([getattr(step.evaluate(data.test, "train"), measure) for step in after]),
         "wrong": np.array([metrics.misclustering(a, data.truth) for a in groupings(found.history)]),
         "threshold": shot["threshold"],
-        "gap": shot["gap"] is not None,
         "edges": np.array(shot["histogram"]["edges"]),
         "counts": np.array(shot["histogram"]["counts"]),
     }

@@ -21,7 +21,8 @@ class Grid:
     values
         What is tried in any case; the one in the middle is where the search begins.
     factor
-        As long as the best value is the first or the last one, another is added, by this factor away.
+        As long as the best value is the first or the last one, or all are as good as each other, another is
+        added, by this factor away.
     low, high
         Where the setting itself ends, beyond which there is nothing to try.
     """
@@ -43,7 +44,7 @@ class Grid:
 GRIDS: dict[str, Grid] = {
     "rate": Grid((0.05, 0.1, 0.2), 2.0),
     # lambda, as the share of all pairs of clients that are no farther apart
-    "threshold": Grid((0.02, 0.05, 0.1, 0.2, 0.4), 2.0, high=0.8),
+    "threshold": Grid((0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), 2.0, high=0.8),
     "trim": Grid((0.0, 0.1, 0.2, 0.4), 1.0, low=0.0, high=0.4),  # beta, below a half
     "mu": Grid((0.0, 0.01, 0.1, 1.0), 10.0, low=0.0),  # of FedProx
     "pull": Grid((0.0, 0.01, 0.1, 1.0), 10.0, low=0.0),  # lambda of FedSoft
@@ -87,11 +88,13 @@ def choose(grid: Grid, loss: Callable[[float], float]) -> tuple[float, list[floa
     values = list(grid.values)
     losses = [loss(value) for value in values]
     for _ in range(MOST):
-        first, last = _best(losses)  # where nothing works, all of them: then lower is tried
-        if first == 0 and not grid.ends(values[0]):
+        first, last = _best(losses)
+        best, alike = (first + last) // 2, last - first == len(values) - 1
+        # where all are as good, or none works, what makes a difference lies beyond
+        if (best == 0 or alike) and not grid.ends(values[0]):
             values.insert(0, float(f"{values[0] / grid.factor:.3g}"))
             losses.insert(0, loss(values[0]))
-        elif last == len(values) - 1 and not grid.ends(values[-1]):
+        elif (best == len(values) - 1 or alike) and not grid.ends(values[-1]):
             further = float(f"{values[-1] * grid.factor:.3g}")
             values.append(further if grid.high is None else min(further, grid.high))
             losses.append(loss(values[-1]))
