@@ -1,0 +1,14 @@
+"""On mixtures whose distances overlap there are thresholds with which SR-FCA finds the true clusters."""
+
+import pytest
+
+import coterie as ct
+from coterie.papers.srfca.populations import POPULATIONS
+
+
+@pytest.mark.parametrize("share", ["2%", "10%", "40%"])
+def test_a_wide_range_of_thresholds_parts_equal_clients(share):
+    data = POPULATIONS["equal"].make(100, 0)
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=5))
+    found = ct.SRFCA(rounds=30, distance="l2", threshold=share).fit(data.train, learner, seed=0)
+    assert ct.metrics.misclustering(found.assignment, data.truth) == 0
