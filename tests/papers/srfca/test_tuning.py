@@ -32,6 +32,8 @@ def test_where_a_setting_itself_ends_there_is_nothing_beyond():
     assert chosen == 0 and not at_the_edge("mu", chosen, tried)
     chosen, tried = choose(GRIDS["threshold"], lambda share: -share)
     assert chosen == max(tried) == 0.8 and not at_the_edge("threshold", chosen, tried)
+    _, tried = choose(GRIDS["threshold"], lambda share: 1.0)  # it makes no difference at all
+    assert (min(tried), max(tried)) == (0.00125, 0.8)
 
 
 def test_steps_that_diverge_are_not_chosen():
@@ -45,8 +47,8 @@ def test_of_values_that_are_as_good_the_middle_is_taken():
     assert chosen == 4 and tried == list(grid.values)
     # of which some may be at the edge; but where nothing makes a difference, what does lies beyond
     assert choose(grid, lambda value: 0.5 if value <= 4 else 1.0) == (2, list(grid.values))
-    chosen, tried = choose(GRIDS["threshold"], lambda share: 0.5 if share < 0.004 else 1.0)
-    assert chosen < 0.004 and min(tried) < chosen
+    chosen, tried = choose(GRIDS["threshold"], lambda share: 0.5 if share == 0.0025 else 1.0)
+    assert chosen == 0.0025 and min(tried) < chosen
     # what is nearly as good on the other side of something worse is no neighbour
     assert choose(grid, lambda value: {2: 0.5, 16: 0.5}.get(value, 1.0))[0] == 2
 

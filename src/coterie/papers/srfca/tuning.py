@@ -43,8 +43,8 @@ class Grid:
 
 GRIDS: dict[str, Grid] = {
     "rate": Grid((0.05, 0.1, 0.2), 2.0),
-    # lambda, as the share of all pairs of clients that are no farther apart
-    "threshold": Grid((0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), 2.0, high=0.8),
+    # lambda, as the share of all pairs of clients that are no farther apart; some pairs must be
+    "threshold": Grid((0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), 2.0, low=0.00125, high=0.8),
     "trim": Grid((0.0, 0.1, 0.2, 0.4), 1.0, low=0.0, high=0.4),  # beta, below a half
     "mu": Grid((0.0, 0.01, 0.1, 1.0), 10.0, low=0.0),  # of FedProx
     "pull": Grid((0.0, 0.01, 0.1, 1.0), 10.0, low=0.0),  # lambda of FedSoft
@@ -92,7 +92,8 @@ def choose(grid: Grid, loss: Callable[[float], float]) -> tuple[float, list[floa
         best, alike = (first + last) // 2, last - first == len(values) - 1
         # where all are as good, or none works, what makes a difference lies beyond
         if (best == 0 or alike) and not grid.ends(values[0]):
-            values.insert(0, float(f"{values[0] / grid.factor:.3g}"))
+            nearer = float(f"{values[0] / grid.factor:.3g}")
+            values.insert(0, nearer if grid.low is None else max(nearer, grid.low))
             losses.insert(0, loss(values[0]))
         elif (best == len(values) - 1 or alike) and not grid.ends(values[-1]):
             further = float(f"{values[-1] * grid.factor:.3g}")
