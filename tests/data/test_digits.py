@@ -1,5 +1,7 @@
 """Handwritten digits: every cluster sees the same images through its own view."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -122,3 +124,44 @@ def test_a_rotation_between_quarters_is_refused():
 def test_impossible_numbers_of_clients_are_refused(options, sentence):
     with pytest.raises(SettingError, match=sentence):
         rotated_digits(**options)
+
+
+def held(data, undos):
+    """The images of every training client, of its test, and of every unseen client."""
+    train, test = (
+        [numbers_of(shards, i, undos[data.truth[i]]) for i in range(len(data.truth))]
+        for shards in (data.train, data.test)
+    )
+    unseen = [numbers_of(data.unseen, i, undos[j]) for i, j in enumerate(data.unseen_truth)]
+    return train, test, unseen
+
+
+@pytest.mark.parametrize(
+    "data, undos",
+    [
+        (rotated_digits(clients=10, unseen=5, disjoint=True), [UNTURN[angle] for angle in ANGLES]),
+        (inverted_digits(clients=6, unseen=2, disjoint=True), [lambda x: x, lambda x: 1 - x]),
+    ],
+)
+def test_disjoint_images_are_held_by_one_client_only(data, undos):
+    train, test, unseen = held(data, undos)
+    everything = list(chain(*train, *test, *unseen))
+    assert sorted(everything) == list(range(len(IMAGES)))  # each image once, of all clusters together
+    assert sum(map(len, train)) == 1438
+    assert np.ptp([len(images) for images in train]) <= 1  # whatever the cluster
+
+
+def test_draws_of_one_test_seed_share_their_test_images_and_never_train_on_them():
+    undos = [UNTURN[angle] for angle in ANGLES]
+    draws = [rotated_digits(clients=8, unseen=4, seed=s, disjoint=True, test_seed=0) for s in (0, 1, 2)]
+    trained, tested = [], []
+    for data in draws:
+        train, test, unseen = held(data, undos)
+        trained.append(set(chain(*train)))
+        tested.append(set(chain(*test, *unseen)))
+    assert tested[0] == tested[1] == tested[2] and len(tested[0]) == 359
+    assert not trained[0] & tested[1] and trained[0] == trained[1]
+    first = [data.train.client(0)[0] for data in draws]
+    assert not np.array_equal(first[0], first[1])  # but who holds which differs
+    other = held(rotated_digits(clients=8, unseen=4, seed=1), undos)[1]
+    assert set(chain(*other)) & trained[0]  # as it is when every draw holds out its own

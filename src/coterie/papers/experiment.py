@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:  # Matplotlib takes a second to import, and only pictures need it
     from matplotlib.figure import Figure as Picture
 
-Scale = Literal["smoke", "small", "paper"]
+Scale = Literal["smoke", "small", "full", "paper"]
 SCALES: dict[str, str] = {
     "smoke": "seconds: does it run",
     "small": "minutes on two cores: a smaller problem of the same shape",
@@ -101,3 +101,4 @@ class Figure:
     title: str  # one line
     make: Callable[[Scale, str], Experiment]  # given the scale and the preset
     presets: tuple[str, ...] = tuple(PRESETS)
+    scales: tuple[str, ...] = tuple(SCALES)

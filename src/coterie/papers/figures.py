@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 from coterie.errors import ConfigError
 from coterie.papers import ifca, mixed_regression, srfca
-from coterie.papers.experiment import Experiment, Figure, Scale
+from coterie.papers.experiment import Experiment, Figure
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure for figure in (*ifca.FIGURES, *mixed_regression.FIGURES, *srfca.FIGURES)
@@ -20,7 +19,7 @@ def find(name: str, scale: str, preset: str, trials: int | None = None) -> Exper
         raise ConfigError(f"there is no {name!r} to reproduce; choose one of {', '.join(FIGURES)}.")
     figure = FIGURES[name]
     for option, value, known in (
-        ("scale", scale, get_args(Scale)),
+        ("scale", scale, figure.scales),
         ("preset", preset, figure.presets),
     ):
         if value not in known:
