@@ -161,6 +161,7 @@ def test_a_given_gamma_is_taken_as_it_is():
         ([[1, 0], [1, 0], [-1, 0], [-1, 0]], True),  # without noise
         ([[1, 0], [1, 0], [1, 0], [1, 0]], False),  # of one direction
         ([[0, 0], [0, 0], [0, 0], [0, 0]], False),  # that are nothing
+        ([[1], [2], [-1], [-3]], True),  # of one number, which has two directions only
         ([[1, 0], [-1, 0]], False),  # nobody has a fellow
         ([[1, 0], [-1, 0], [-1, 0.1]], False),  # the first has none
     ],

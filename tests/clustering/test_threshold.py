@@ -269,6 +269,11 @@ def test_merging_makes_one_cluster_of_clients_that_are_all_alike(clients, dim):
     assert right >= 27 and unseen >= 28
 
 
+def test_merging_does_not_do_so_for_models_of_one_number():
+    # near ones are then on the same side of the others, and so are the means of a few of them: a known limit
+    assert exact(1, 40, 1, 0)[0] <= 20
+
+
 @pytest.mark.parametrize(("k", "clients", "apart"), [(2, 12, 2), (2, 40, 2.5), (4, 24, 3)])
 def test_groups_without_a_gap_are_told_apart(k, clients, apart):
     # the longest distance, within which all are one, would end with one cluster
