@@ -56,6 +56,55 @@ def test_a_client_without_a_cluster_is_wrong():
     assert metrics.misclustering([0, 0, -1, 1], [1, 1, 0, 0]) == 0.25
 
 
+def impurities(found, truth):
+    """Definition 3.1 of the SR-FCA paper, client by client."""
+    in_clusters = [i for i in range(len(found)) if found[i] >= 0]
+    impure = 0
+    for i in in_clusters:
+        together = [truth[j] for j in in_clusters if found[j] == found[i]]
+        label = [c for c in set(together) if together.count(c) / len(together) > 1 / 2]
+        impure += truth[i] not in label
+    return impure / len(in_clusters) if in_clusters else 0
+
+
+@given(labels(-1, 4))
+@example((np.array([-1, -1]), np.array([0, 1])))
+@example((np.array([0, 0, 0, 0]), np.array([0, 0, 1, 1])))  # half is no majority
+@example((np.array([0, 0, 0, 0, 0]), np.array([0, 0, 1, 2, 3])))  # nor is the largest part
+@settings(max_examples=150, deadline=None)
+def test_impurity_is_that_of_the_definition(pair):
+    assert metrics.impurity(*pair) == pytest.approx(impurities(*pair))
+
+
+@given(labels(-1, 4), st.permutations(range(4)), st.permutations(range(4)))
+@settings(max_examples=100, deadline=None)
+def test_impurity_does_not_depend_on_names_and_is_nothing_for_pieces_of_true_clusters(pair, names, others):
+    found, truth = pair
+    renamed = np.where(found >= 0, np.array(names)[found], -1), np.array(others)[truth]
+    assert metrics.impurity(*renamed) == pytest.approx(metrics.impurity(found, truth))
+    assert 0 <= metrics.impurity(found, truth) <= 1
+    assert metrics.impurity(truth, truth) == 0
+    pieces = np.where(found >= 0, 4 * truth + found, -1)
+    assert metrics.impurity(pieces, truth) == 0
+
+
+@given(labels(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_where_every_cluster_has_a_label_impurity_is_at_most_misclustering(pair):
+    found, truth = pair
+    majority = all((2 * np.bincount(truth[found == c])).max() > (found == c).sum() for c in set(found))
+    if majority:
+        assert metrics.impurity(found, truth) <= metrics.misclustering(found, truth) + 1e-12
+    else:
+        assert metrics.impurity(found, truth) >= 1 / len(found)
+
+
+def test_impurity_of_figure_2():
+    """Two clusters of one kind, and one of another with one client of the first in it."""
+    assert metrics.impurity([0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 0]) == pytest.approx(1 / 9)
+    assert metrics.impurity([0, 0, -1, 1], [1, 1, 0, 0]) == 0
+
+
 @given(labels(0, 4))
 @settings(max_examples=50, deadline=None)
 def test_adjusted_rand_is_symmetric_and_one_for_the_same_partition(pair):
@@ -75,7 +124,7 @@ def test_a_contingency_table_counts_clients():
     assert contingency([0, 2, 2, -1, 2], [1, 0, 0, 1, 1]).tolist() == [[0, 1], [0, 0], [2, 1]]
 
 
-@pytest.mark.parametrize("metric", [metrics.misclustering, metrics.adjusted_rand])
+@pytest.mark.parametrize("metric", [metrics.misclustering, metrics.impurity, metrics.adjusted_rand])
 @pytest.mark.parametrize(
     "found, truth, sentence",
     [

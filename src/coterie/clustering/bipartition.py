@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int
 from coterie.errors import SettingError, whole_number
 from coterie.words import is_number, percent
 
-# what "auto" stands for: eps1, eps2 in proportion to eps1, and gamma in proportion to what is seen of it
-AUTO, BEYOND, MARGIN = "20%", 1.5, 1.1
+# what "auto" stands for: eps1, eps2 in proportion to eps1, and by how much clients part more than by noise
+AUTO, BEYOND, MARGIN = "20%", 1.5, 1.5
 ROUNDING = 1e-3  # how far apart rounding may put updates of one direction
 
 
@@ -61,12 +61,19 @@ class Rule:
 
     def parts(self, cut: Cut, similarity: Float[np.ndarray, "n n"]) -> bool:
         """Criterion 3: whether the clients part well."""
-        return _gap(cut.across) > self.noise(similarity) + ROUNDING
+        return _gap(cut.across) > self.noise(cut, similarity) + ROUNDING
 
-    def noise(self, similarity: Float[np.ndarray, "n n"]) -> float:
-        """gamma, given the similarities of a cluster's clients."""
+    def noise(self, cut: Cut, similarity: Float[np.ndarray, "n n"]) -> float:
+        """gamma, given the similarities of a cluster's clients and how they would be parted.
+
+        With `"auto"` there are two ways to see that it is not noise that parts them. Either the parts explain
+        more of the updates than noise has in any one direction (see `explained`): then gamma is 0. Or clients
+        of different parts are farther from each other than every client is from the one most similar to it.
+        """
         if self.gamma != "auto":
             return float(self.gamma)
+        if explained(cut, similarity) > MARGIN:
+            return 0.0
         # two clients of the same true cluster have sqrt((1 - alpha) / 2) <= gamma: so have, if nobody is
         # alone in its true cluster, each client and the one most similar to it
         alike = np.where(np.eye(len(similarity), dtype=bool), -1, similarity).max(axis=1)
@@ -105,6 +112,31 @@ def bipartition(similarity: Float[np.ndarray, "n n"], how: Literal["single", "co
     top = to_tree(linkage(squareform(apart, checks=False), how))
     one, other = sorted((np.sort(part.pre_order()) for part in (top.left, top.right)), key=lambda p: p[0])
     return Cut(one, other, float(1 - apart[np.ix_(one, other)].min()))
+
+
+def explained(cut: Cut, similarity: Float[np.ndarray, "n n"]) -> float:
+    """How much two parts explain of the directions of n updates, in proportion to what noise could.
+
+    Of updates of length 1, the means of the two parts explain a share of the variance: no more than the
+    direction of the largest variance has. Of n updates that are one mean and independent noise in D
+    dimensions, that direction has a share of about (1 / sqrt(n - 1) + 1 / sqrt(D))^2, the edge of the
+    spectrum by Marchenko and Pastur. 1 / D is the mean square cosine of what the means leave unexplained in
+    one part and in the other, where that is noise. Where nothing is left, D is unknown, and 0 is returned.
+    """
+    n, sizes = len(similarity), cut.sizes
+    member = np.zeros((n, 2))
+    member[cut.one, 0] = member[cut.other, 1] = 1
+    rest = np.eye(n) - member / sizes @ member.T
+    left = rest @ similarity @ rest  # the inner products of what the means leave
+    whole = np.trace(similarity) - similarity.sum() / n
+    lengths = np.sqrt(np.maximum(np.diag(left), 0))
+    known = lengths > ROUNDING
+    one, other = (part[known[part]] for part in (cut.one, cut.other))
+    if not len(one) or not len(other) or whole <= 0:
+        return 0.0
+    square = np.square(left[np.ix_(one, other)] / np.outer(lengths[one], lengths[other])).mean()
+    noise = (1 / np.sqrt(n - 1) + np.sqrt(square)) ** 2
+    return float((1 - np.trace(left) / whole) / noise)
 
 
 def cosines(products: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:

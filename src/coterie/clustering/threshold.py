@@ -12,7 +12,8 @@ from coterie.errors import SettingError
 from coterie.words import is_number, percent
 
 BINS = 40
-MOST = 0.75  # of the clients, who must belong to groups for a cut to be one between groups
+MOST = 0.5  # of the clients, who must belong to groups for a cut to be one between groups
+OUTLIER = 3.0  # quartile ranges beyond the quartiles, as in a box plot: Tukey's outer fence
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,16 @@ def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: i
     """The threshold that a setting stands for, given the distances of all pairs.
 
     Nothing but the distances is looked at. With `"auto"` the threshold is put into the middle of a gap: the
-    largest leap, relative to where it begins, that the lengths of the edges of a minimum spanning tree make
-    where two or more groups of at least `least` clients, most clients among them, are parted. (Whatever the
-    threshold, who is connected with whom depends on these edges alone.) A leap is a gap only if it is several
-    times as long as the shorter edges' standard deviation; where there is none, all clients are one group.
+    first leap, from below, that the lengths of the edges of a minimum spanning tree make where two or more
+    groups of at least `least` clients, half of all clients among them, are parted. (Whatever the threshold,
+    who is connected with whom depends on these edges alone. Where groups consist of groups, the first leap
+    is that between the smallest.) A leap is a gap only if it is several times as long as the shorter edges'
+    standard deviation, or as a tenth of their mean, if that is more.
+
+    Where there is no gap, the threshold is the smallest at which every client has two others near, or as
+    many as make `least` with it, but for clients that are near nobody. That may part clients who belong
+    together, which MERGE can mend: models that several clients train are nearer to each other than those of
+    single clients. It seldom joins clients who do not, which nothing could mend.
     """
     pairs = of_pairs(distances)
     if not len(pairs):
@@ -87,21 +94,38 @@ def details(cut: Cut, distances: Float[np.ndarray, "n n"]) -> dict[str, Any]:
 def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int) -> Cut:
     # one client alone is a group where clusters may be so small, but it parts nothing
     edges, parted = _leaps(distances, max(2, least))
-    none = Cut(farthest, "there is no visible gap between near and far clients, so that all are one group")
-    if not parted.any():
-        return none
     low, high = edges[:-1], edges[1:]
-    leap = np.where(parted, high / np.maximum(low, farthest * 1e-9), 0)
-    best = int(leap.argmax())
-    # of clients that are all alike, 1 in 100 groups of 10 or more would still leap so far, in 2 dimensions or
-    # more (of models that have one number only, up to 1 in 5)
-    wide = (2.5 + 40 / (len(edges) + 1)) * edges[: best + 1].std()
-    if high[best] - low[best] < max(wide, farthest * 1e-6):
-        return none
-    gap = float(low[best]), float(high[best])
+    count = np.arange(1, len(low) + 1)
+    mean = np.cumsum(low) / count
+    spread = np.array([edges[:n].std() for n in count])
+    # of clients that are all alike, 1 in 50 groups of 10 or more would still leap so far, in 2 dimensions or
+    # more (of models that have one number only, up to 1 in 3). The mean, since few edges are equal by chance
+    far = (2.5 + 60 / (len(edges) + 1)) * np.maximum(spread, mean / 10)
+    gaps = np.flatnonzero(parted & (high - low > np.maximum(far, farthest * 1e-6)))
+    if not len(gaps):
+        return _near_others(distances, max(2, least - 1))
+    gap = float(low[gaps[0]]), float(high[gaps[0]])
     middle = sum(gap) / 2
     return Cut(
         middle, f"the threshold is {middle:.4g}, in the gap between {gap[0]:.4g} and {gap[1]:.4g}", gap
+    )
+
+
+def _near_others(distances: Float[np.ndarray, "n n"], others: int) -> Cut:
+    """The smallest threshold within which every client has so many others, but for outliers."""
+    apart = np.where(np.eye(len(distances), dtype=bool) | ~np.isfinite(distances), np.inf, distances)
+    apart = np.sort(apart[np.isfinite(apart).any(axis=1)], axis=1)
+    others = min(others, int(np.isfinite(apart).sum(axis=1).max()))
+    reach = apart[:, others - 1]
+    low, high = np.quantile(reach[np.isfinite(reach)], (0.25, 0.75))
+    inside = reach <= high + OUTLIER * (high - low)
+    threshold = float(reach[inside].max())
+    without = len(inside) - int(inside.sum())
+    who = f"all but {without} of {len(inside)} clients have" if without else "every client has"
+    return Cut(
+        threshold,
+        f"there is no visible gap between near and far clients: the threshold is {threshold:.4g}, within "
+        f"which {who} {others} {'other' if others == 1 else 'others'}",
     )
 
 
