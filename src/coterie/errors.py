@@ -50,3 +50,10 @@ def whole_number(name: str, value: object, least: int) -> None:
     """Refuse a setting that is no whole number, or too small."""
     if type(value) is not int or value < least:
         raise SettingError(f"{name} must be a whole number from {least} up, not {value!r}.")
+
+
+def one_of(name: str, value: object, *allowed: object) -> None:
+    """Refuse a setting that is none of the allowed ones."""
+    if value not in allowed:
+        words = " or ".join(repr(choice) for choice in allowed if choice is not None)
+        raise SettingError(f"{name} must be {words}, not {value!r}.")

@@ -2,7 +2,20 @@
 
 from coterie.aggregate.mean import Mean, SoftSumming, Summing
 from coterie.aggregate.protocol import Aggregator
-from coterie.aggregate.sums import Normalise, Sums
+from coterie.aggregate.server import FedAdam, FedAvgM, ServerOptimiser
+from coterie.aggregate.sums import Denominator, Sums
 from coterie.aggregate.trimmed import Median, TrimmedMean
 
-__all__ = ["Aggregator", "Mean", "Median", "Normalise", "SoftSumming", "Summing", "Sums", "TrimmedMean"]
+__all__ = [
+    "Aggregator",
+    "Denominator",
+    "FedAdam",
+    "FedAvgM",
+    "Mean",
+    "Median",
+    "ServerOptimiser",
+    "SoftSumming",
+    "Summing",
+    "Sums",
+    "TrimmedMean",
+]

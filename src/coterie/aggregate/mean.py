@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from coterie.aggregate.protocol import Aggregator
 from coterie.aggregate.sums import Sums
-from coterie.learn.tasks import Reply
+from coterie.learn.task import Reply
 from coterie.models import stacked
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Aggregator):
     """The weighted mean of the replies of each cluster.
 
     It is summed as the replies come, so that memory is one batch of them plus k models.
@@ -46,9 +47,18 @@ class Summing:
         """Sums with a batch of stacked replies added; those that did not answer count nothing."""
         # a product with the membership matrix: deterministic on every device, unlike a scatter-add
         member = jax.nn.one_hot(replies.cluster, self.k) * weights_of(replies, answered)[:, None]
-        total = jax.tree.map(
-            lambda t, v: t + product("ck,c...->k...", member, _safe(v, answered)), sums.total, replies.value
-        )
+        # a client whose value is no number spoils the sums of its own cluster, and not those of others, where
+        # it would enter as nothing times no number
+        sound = jnp.ones_like(answered)
+        for leaf in jax.tree.leaves(replies.value):
+            sound &= jnp.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)
+        spoilt = jnp.where((member * (~sound)[:, None]).sum(0) > 0, jnp.nan, 0)
+
+        def added(total: Array, value: Array) -> Array:
+            whole = product("ck,c...->k...", member, _safe(value, answered & sound))
+            return total + whole + stacked.expand(spoilt, whole)
+
+        total = jax.tree.map(added, sums.total, replies.value)
         return Sums(total, sums.count + member.sum(0), sums.weight + member.sum(0))
 
 
@@ -56,7 +66,7 @@ class Summing:
 class SoftSumming:
     """Sums replies of clients that belong to every cluster to some degree.
 
-    A reply's value has a leading axis k, and `report["labels"]` tells to which degree.
+    A reply's value has a leading axis k, and `report.labels` tells to which degree.
     """
 
     k: int
@@ -70,7 +80,7 @@ class SoftSumming:
         """Sums with a batch of stacked replies added; those that did not answer count nothing."""
         weights = weights_of(replies, answered)
         # a label is a share of one, whatever a client says
-        labels = jnp.clip(replies.report["labels"], 0, 1)
+        labels = jnp.clip(replies.report.labels, 0, 1)
         total = jax.tree.map(
             lambda t, v: t + product("c,c...->...", weights, _safe(v, answered)), sums.total, replies.value
         )

@@ -11,23 +11,24 @@ from jaxtyping import Array, Float, PyTree
 
 from coterie.models import stacked
 
-Normalise = Literal["cluster", "all"]
+Denominator = Literal["cluster", "participants", "clients"]
 
 
 class Sums(eqx.Module):
     """Sums by cluster, and the weight that went into each.
 
-    They are normalised by the weight of the cluster's own clients, or of all clients together: then a small
-    cluster moves by a small step. A cluster that nobody contributed to stays as it is either way.
+    They are divided by the weight of the cluster's own participants, by that of all participants, or by the
+    number of all clients there are, taking part or not: then a small cluster moves by a small step. A cluster
+    that nobody contributed to stays as it is in any case.
     """
 
     total: PyTree  # leading axis k: the sum of w * value
     count: Float[Array, " k"]  # the sum of w of those that sent a value for the cluster
     weight: Float[Array, " k"]  # the sum of w as far as they belong to it: the same, unless labels are soft
 
-    def mean(self, old: PyTree, normalise: Normalise = "cluster") -> PyTree:
+    def mean(self, old: PyTree, divide_by: Denominator = "cluster", clients: int = 0) -> PyTree:
         """old + sum of w (value - old) / W: the mean of the values, where W is the cluster's weight."""
-        by = self._whole(normalise)
+        by = self._whole(divide_by, clients)
         stay = jnp.where(self.count == by, 0, 1 - self.count / by)
 
         def moved(total: Array, before: Array) -> Array:
@@ -38,20 +39,18 @@ class Sums(eqx.Module):
 
         return jax.tree.map(moved, self.total, old)
 
-    def descent(self, old: PyTree, rate: Any, normalise: Normalise = "all") -> PyTree:
+    def descent(self, old: PyTree, rate: Any, divide_by: Denominator = "clients", clients: int = 0) -> PyTree:
         """old - rate * sum of w value / W, where the values are gradients."""
-        by = self._whole(normalise)
+        by = self._whole(divide_by, clients)
         return jax.tree.map(
             lambda total, before: before - (rate * total / stacked.expand(by, total)).astype(before.dtype),
             self.total,
             old,
         )
 
-    def pooled(self) -> Sums:
-        """Every cluster's sums replaced by those of all clusters together."""
-        pooled: Sums = jax.tree.map(lambda a: jnp.broadcast_to(a.sum(0), a.shape), self)
-        return pooled
-
-    def _whole(self, normalise: Normalise) -> Float[Array, " k"]:
-        whole = self.weight if normalise == "cluster" else jnp.full_like(self.weight, self.weight.sum())
+    def _whole(self, divide_by: Denominator, clients: int) -> Float[Array, " k"]:
+        """The denominator of each cluster."""
+        if divide_by == "clients":
+            return jnp.full_like(self.weight, clients)
+        whole = self.weight if divide_by == "cluster" else jnp.full_like(self.weight, self.weight.sum())
         return jnp.where(whole > 0, whole, 1)

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from coterie.aggregate.mean import product, weights_of
+from coterie.aggregate.protocol import Aggregator
 from coterie.aggregate.sums import Sums
 from coterie.errors import SettingError
-from coterie.learn.tasks import Reply
+from coterie.learn.task import Reply
 from coterie.models import stacked
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(Aggregator):
     """The coordinate-wise trimmed mean of the replies of each cluster: Definition 3.2 of the SR-FCA paper.
 
     Of the J values that a coordinate has, the floor(beta * J) smallest and as many of the largest are left
@@ -53,7 +54,7 @@ class TrimmedMean:
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(Aggregator):
     """The coordinate-wise median of the replies of each cluster; of the middle two, where there are two.
 
     It needs all replies at once, and memory for all of them.
@@ -94,8 +95,11 @@ def _trimmed(replies: Reply, answered: Bool[Array, " clients"], k: int, out: lis
         kept = (rank >= stacked.expand(first, rank)) & (rank < stacked.expand(last, rank))
         own = jnp.where(kept, stacked.expand(weights, value), 0)
         weight = product("ck,c...->k...", member, own)
-        summed = product("ck,c...->k...", member, jnp.where(kept, value * own, 0))
-        mean = summed / jnp.where(weight > 0, weight, 1)
+        # a value that is no number spoils its own cluster only: nothing times no number would spoil all
+        sound = jnp.isfinite(value)
+        summed = product("ck,c...->k...", member, jnp.where(kept & sound, value * own, 0))
+        spoilt = product("ck,c...->k...", member, (kept & ~sound).astype(jnp.float32)) > 0
+        mean = jnp.where(spoilt, jnp.nan, summed / jnp.where(weight > 0, weight, 1))
         # scaled so that divided by the cluster's weight it is the mean of the values that are left
         return jnp.asarray(mean * stacked.expand(whole, mean))
 

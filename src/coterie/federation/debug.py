@@ -11,7 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from coterie import keys
 from coterie.errors import ClientError
-from coterie.federation.program import Program
+from coterie.federation.program import Memory, Program
 from coterie.federation.protocol import Answers
 from coterie.learn.shard import Shard
 from coterie.models import stacked
@@ -26,8 +26,9 @@ def ask(
     learner: Learner,
     program: Program,
     positions: np.ndarray,
-    broadcast: PyTree,
-    each: PyTree,
+    everybody: dict[str, PyTree],
+    each: dict[str, PyTree],
+    only: Array | None,
     key: Key[Array, ""],
 ) -> Answers:
     """Have the clients carry out the program's task one by one, on their unpadded shards."""
@@ -35,20 +36,22 @@ def ask(
     for i, position in enumerate(positions):
         x, y = shards.client(int(position))
         shard = Shard(jnp.asarray(x), jnp.asarray(y), jnp.asarray(len(x)))
-        own = stacked.take(each, i)
+        own, one = stacked.take((each, only), i)
         token = jnp.asarray(keys.words(keys.tokens(shards.ids[[position]]))[0])
-        where = f"client {shards.ids[position]} failed in task '{program.task.__name__}'"
+        where = f"client {shards.ids[position]} failed in task '{program.task.name}'"
         try:
             with jax.disable_jit():
-                reply, answered = program.client(learner, broadcast, key, shard, token, jnp.asarray(i), own)
+                reply, answered = program.client(
+                    learner, everybody, key, shard, token, jnp.asarray(i), own, one, Memory()
+                )
         except Exception as error:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         for name, leaf in stacked.named(reply).items():
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.isfinite(leaf).all():
                 raise ClientError(f"{where}: '{name}' of its reply contains NaN or infinity.")
         replies.append((reply, answered))
-    shape = program.shape(learner, broadcast, shard, own)
+    shape = program.shape(learner, everybody, shard, own, one, {})
     together, answered = jax.tree.map(lambda *a: jnp.stack(a), *replies)
     sums, together = program.reduced(program.start(shape), together, answered)
-    traffic = program.traffic(broadcast, each, shape)
+    traffic = program.traffic(everybody, each, only, shape)
     return program.answers(jnp.asarray(positions, jnp.int32), together, answered, sums, traffic)

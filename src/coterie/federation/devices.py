@@ -14,8 +14,9 @@ def use_every_core() -> None:
     """Give JAX one device per CPU core, unless it has started or the user has chosen a number.
 
     XLA runs the small products of a batch of clients one after another on one core. A device per core runs
-    shares of the clients side by side (docs/results/benchmarks.md has both). It is done when coterie is
-    imported, since the number is fixed by the first thing that JAX computes.
+    shares of the clients side by side (docs/results/benchmarks.md has both). The number is fixed by the first
+    thing that JAX computes: a simulation asks for it when it is made. A program that computes with JAX before
+    it makes its first simulation calls this at its top.
     """
     chosen = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not chosen and getattr(jax.config, "jax_num_cpu_devices", 1) == -1:

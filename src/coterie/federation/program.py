@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,23 @@ from coterie.federation import tuning
 from coterie.federation.protocol import Answers, Reduction, Traffic, bytes_of
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
-from coterie.learn.tasks import Reply, Task, carry_out, shape_of
+from coterie.learn.task import Kind, Reply, carry_out, shape_of
+from coterie.models import stacked
 
 CPU_CANDIDATES = (1, 4, 8, 32)
 _DROP = int(keys.token("drop") & np.uint64(0x7FFFFFFF))
 ACCELERATOR_CANDIDATES = (1, 16, 128, 1024, 4096)
+
+
+class Memory(eqx.Module):
+    """What clients have kept of the tasks of a run, by name, and who has; leading axis rows."""
+
+    kept: dict[str, PyTree] = eqx.field(default_factory=dict)
+    knows: dict[str, Bool[Array, " rows"]] = eqx.field(default_factory=dict)
+
+    def only(self, names: tuple[str, ...]) -> Memory:
+        """What is kept under these names."""
+        return Memory({n: self.kept[n] for n in names}, {n: self.knows[n] for n in names})
 
 
 class Share(eqx.Module):
@@ -35,10 +47,12 @@ class Share(eqx.Module):
     token: UInt32[Array, "rows 2"]
     rows: Int[Array, " clients"] | None  # which rows take part; all, in order, when None
     place: Int[Array, " clients"]  # index of each among the asked; their number for a blank one
-    each: PyTree  # leading axis clients
+    each: dict[str, PyTree]  # leading axis clients
+    only: Int[Array, "clients *starts"] | None = None
+    memory: Memory = Memory()
 
     def pick(self, start: Any, width: int) -> tuple[Any, ...]:
-        """Shards, tokens, places and own inputs of `width` clients from `start` on."""
+        """What a client has and is sent, of `width` clients from `start` on: see `Program.client`."""
 
         def cut(a: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(a, start, width)
@@ -47,37 +61,62 @@ class Share(eqx.Module):
             return cut(a) if self.rows is None else a[cut(self.rows)]
 
         shard = Shard(of_row(self.x), of_row(self.y), of_row(self.size))
-        return shard, of_row(self.token), cut(self.place), jax.tree.map(cut, self.each)
+        own = jax.tree.map(cut, (self.each, self.only))
+        return shard, of_row(self.token), cut(self.place), *own, jax.tree.map(of_row, self.memory)
 
     @property
     def clients(self) -> int:
         return int(self.place.shape[0])
 
-    def one(self) -> tuple[Shard, PyTree]:
-        """The shapes of one client's shard and of what it alone is sent."""
-        shard, _, _, each = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], self.pick(0, 1)))
-        return shard, each
+    def one(self) -> tuple[Shard, PyTree, PyTree, PyTree]:
+        """The shapes of one client's shard, of what it alone is sent, and of what it has kept."""
+        one = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], self.pick(0, 1)))
+        shard, _, _, each, only, memory = one
+        return shard, each, only, memory.kept
+
+    def remembered(self, memory: Memory, keep: dict[str, PyTree], there: Bool[Array, " clients"]) -> Memory:
+        """The memory of all rows, with what those clients keep now that are there."""
+        count = self.x.shape[0]
+        rows = jnp.arange(count) if self.rows is None else self.rows
+        rows = jnp.where(there, rows, count)  # nowhere
+
+        def written(new: Array, old: Array | None = None) -> Array:
+            old = jnp.zeros((count, *new.shape[1:]), new.dtype) if old is None else old
+            return old.at[rows].set(new, mode="drop")
+
+        kept, knows = dict(memory.kept), dict(memory.knows)
+        for name, value in keep.items():
+            known = name in kept and stacked.alike(kept[name], value)
+            kept[name] = jax.tree.map(written, value, *([kept[name]] if known else []))
+            knows[name] = written(jnp.ones(len(there), bool), knows[name] if known else None)
+        return Memory(kept, knows)
 
 
 @dataclass(frozen=True)
 class Program:
     """An ask without its data."""
 
-    task: Task
+    task: Kind
     reduce: Reduction | None
-    replicas: int | None
+    starts: int | None
     drop: float
     asked: int
 
     def run(
-        self, learner: Learner, broadcast: PyTree, key: Key[Array, ""], share: Share, batch: int, sums: Any
+        self,
+        learner: Learner,
+        everybody: dict[str, PyTree],
+        key: Key[Array, ""],
+        share: Share,
+        batch: int,
+        sums: Any,
     ) -> tuple[Any, tuple[Reply, Bool[Array, " clients"]]]:
         """`jax.lax.map(client, share, batch_size=batch)`, with the replies' values summed batch by batch.
 
         Returns the sums, and the replies and who answered, stacked over clients. Values that were summed are
         not kept, so that memory is one batch of them plus the sums.
         """
-        client = partial(self.client, learner, broadcast, key)
+        client = partial(self.client, learner, everybody, key)
 
         def step(sums: Any, start: Any, width: int) -> tuple[Any, tuple[Reply, Array]]:
             inputs = share.pick(start, width)
@@ -107,72 +146,86 @@ class Program:
     def client(
         self,
         learner: Learner,
-        broadcast: PyTree,
+        everybody: dict[str, PyTree],
         key: Key[Array, ""],
         shard: Shard,
         token: UInt32[Array, "2"],
         place: Int[Array, ""],
-        each: Any,
+        each: dict[str, PyTree],
+        only: Any,
+        memory: Memory,
     ) -> tuple[Reply, Bool[Array, ""]]:
         """One client's reply, and whether it is given at all."""
         answered = place < self.asked
+        for knows in memory.knows.values():
+            answered &= knows
         if self.drop:
             # from a key of its own: the client's is for the task
             lot = jax.random.uniform(keys.of_client(jax.random.fold_in(key, _DROP), token))
             answered &= lot >= self.drop
-        return carry_out(self.task, learner, broadcast, each, shard, token, key, self.replicas), answered
+        reply = carry_out(
+            self.task, learner, everybody, each, only, shard, token, key, self.starts, memory.kept
+        )
+        return reply, answered
 
     def reduced(
-        self, sums: Any, replies: Reply, answered: Bool[Array, "clients *replicas"]
+        self, sums: Any, replies: Reply, answered: Bool[Array, "clients *starts"]
     ) -> tuple[Any, Reply]:
         """The sums with stacked replies added, and the replies without what was summed."""
         if self.reduce is None:
             return sums, replies
         add = self.reduce.add
-        if self.replicas is not None:
+        if self.starts is not None:
             add = jax.vmap(add, in_axes=(0, 1, None if answered.ndim == 1 else 1))
-        return add(sums, replies, answered), Reply(replies.report, None, replies.cluster, replies.weight)
+        return add(sums, replies, answered), replace(replies, value=None)
 
-    def shape(self, learner: Learner, broadcast: PyTree, shard: Shard, each: PyTree) -> Reply:
-        """The shapes of one client's reply (of one replica); defaults, which do not travel, stay numbers."""
-        return shape_of(self.task, learner, broadcast, each, shard, self.replicas)
+    def shape(
+        self,
+        learner: Learner,
+        everybody: dict[str, PyTree],
+        shard: Shard,
+        each: dict[str, PyTree],
+        only: Any,
+        kept: dict[str, PyTree],
+    ) -> Reply:
+        """The shapes of one client's reply (of one start); defaults, which do not travel, stay numbers."""
+        shape = shape_of(self.task, learner, everybody, each, only, shard, self.starts, kept)
+        return replace(shape, keep=None)
 
     def start(self, shape: Reply) -> Any:
         """The empty sums, given the shapes of one reply."""
         reduce = self.reduce
         if reduce is None:
             return None
-        if self.replicas is None:
+        if self.starts is None:
             return reduce.start(shape.value)
-        return jax.vmap(lambda _: reduce.start(shape.value))(jnp.arange(self.replicas))
+        return jax.vmap(lambda _: reduce.start(shape.value))(jnp.arange(self.starts))
 
     def answers(
         self,
         clients: Int[Array, " asked"],
         replies: Reply,
-        answered: Bool[Array, "asked *replicas"],
+        answered: Bool[Array, "asked *starts"],
         sums: Any,
         traffic: Traffic,
     ) -> Answers:
         """What the algorithm is told."""
-        if self.replicas is not None and answered.ndim == 1:
-            answered = jnp.broadcast_to(answered[:, None], (len(answered), self.replicas))
-        return Answers(
-            clients=clients,
-            answered=answered,
-            report=replies.report,
-            cluster=jnp.asarray(replies.cluster),
-            weight=jnp.asarray(replies.weight),
-            value=replies.value if self.reduce is None else sums,
-            traffic=traffic,
-        )
+        if self.starts is not None and answered.ndim == 1:
+            answered = jnp.broadcast_to(answered[:, None], (len(answered), self.starts))
+        told = answered, replies.report, jnp.asarray(replies.cluster), jnp.asarray(replies.weight)
+        value = replies.value
+        if self.starts is not None:
+            told, value = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (told, value))
+        return Answers(clients, *told, value=value if self.reduce is None else sums, traffic=traffic)
 
-    def traffic(self, broadcast: PyTree, each: PyTree, shape: Reply) -> Traffic:
+    def traffic(
+        self, everybody: dict[str, PyTree], each: dict[str, PyTree], only: Any, shape: Reply
+    ) -> Traffic:
         """What travels, given the shapes of one reply, when everybody can be reached."""
-        return Traffic.of(broadcast, each, bytes_of(shape) * (self.replicas or 1), self.asked)
+        return Traffic.of(everybody, each, only, bytes_of(shape) * (self.starts or 1), self.asked)
 
     def fastest_batches(
-        self, learner: Learner, broadcast: PyTree, shares: Sequence[Share], devices: int
+        self, learner: Learner, everybody: dict[str, PyTree], shares: Sequence[Share], devices: int
     ) -> list[int]:
         """For each bucket, how many clients to compute at once.
 
@@ -183,8 +236,8 @@ class Program:
         widths = [share.x.shape[1] for share in shares]
         main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
         example = math.prod(shares[main].x.shape[2:])
-        shape = self.shape(learner, broadcast, *shares[main].one())
-        value = bytes_of(shape.value) // 4 * (self.replicas or 1)
+        shape = self.shape(learner, everybody, *shares[main].one())
+        value = bytes_of(shape.value) // 4 * (self.starts or 1)
         in_play = [width * example + value for width in widths]  # numbers that a client keeps busy
         platform = jax.default_backend()
         if sum(c * n for c, n in zip(counts, in_play, strict=True)) < tuning.SMALL:
@@ -195,17 +248,17 @@ class Program:
         candidates = tuple(sorted({min(c, count) for c in candidates}))
 
         sample = jax.eval_shape(lambda: _some(shares[main], count))
-        inputs = learner, broadcast, jax.random.key(0), sample
+        inputs = learner, everybody, jax.random.key(0), sample
         shapes = jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
-        task = f"{self.task.__module__}.{self.task.__qualname__} {self.reduce} {self.replicas}"
+        task = f"{self.task} {self.reduce} {self.starts}"
         precision = getattr(jax.config, "jax_default_matmul_precision", None)
         setting = f"{precision}, {devices} x {jax.devices()[0].device_kind}"
         question = f"{task} {shapes} {setting}, jax {jax.__version__}"
 
         def program(batch: int) -> Any:
-            def once(learner: Learner, broadcast: PyTree, key: Any, share: Share) -> Any:
+            def once(learner: Learner, everybody: dict[str, PyTree], key: Any, share: Share) -> Any:
                 with jax.default_matmul_precision(precision):
-                    return self.run(learner, broadcast, key, share, batch, self.start(shape))
+                    return self.run(learner, everybody, key, share, batch, self.start(shape))
 
             return partial(jax.jit(once), *tuning.stand_in(inputs))
 
@@ -215,6 +268,6 @@ class Program:
 
 def _some(share: Share, count: int) -> Share:
     """A share's first clients, as if they were all there is."""
-    first = jax.tree.map(lambda a: a[:count], (share.x, share.y, share.size, share.token, share.each))
-    x, y, size, token, each = first
-    return Share(x, y, size, token, None, jnp.arange(count), each)
+    of_clients = share.x, share.y, share.size, share.token, share.each, share.only
+    x, y, size, token, each, only = jax.tree.map(lambda a: a[:count], of_clients)
+    return Share(x, y, size, token, None, jnp.arange(count), each, only)

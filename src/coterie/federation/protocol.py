@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from coterie.data.shards import Shards, Spec
 from coterie.errors import SettingError
 from coterie.learn.learner import Learner
-from coterie.learn.tasks import Reply, Task
+from coterie.learn.task import Reply, Task
+from coterie.models import stacked
 
 
 class Reduction(Protocol):
@@ -35,6 +36,37 @@ class Reduction(Protocol):
     def add(self, sums: Any, replies: Reply, answered: Bool[Array, " clients"]) -> Any: ...
 
 
+class Ask(eqx.Module):
+    """What an algorithm wants clients to be asked, in one exchange.
+
+    Attributes
+    ----------
+    task
+        With what is sent. Fields that each client has its own row of are aligned with `clients`.
+    only
+        Which of the task's stacked `models` concerns each of `clients`: it is sent that one alone. -1: all.
+    clients
+        Positions of those to ask; None for everybody (in a round: for all that are drawn).
+    key
+        Randomness of this ask; the driver's choice when None.
+    reduce
+        How the replies' values are summed as they come; None to keep all of them.
+    least
+        How few answers will do; the federation's own terms when None.
+    remind
+        What to ask those clients first that do not have, or no longer have, what the task needs them to have
+        kept: the ask by which they came to keep it.
+    """
+
+    task: Task
+    only: Int[Array, " clients"] | None = None
+    clients: Int[np.ndarray, " clients"] | None = None
+    key: Key[Array, ""] | None = None
+    reduce: Reduction | None = eqx.field(static=True, default=None)
+    least: int | None = eqx.field(static=True, default=None)
+    remind: Ask | None = None
+
+
 class Traffic(eqx.Module):
     """What an ask moves, in bytes."""
 
@@ -45,13 +77,20 @@ class Traffic(eqx.Module):
     up: int = eqx.field(static=True)  # back from each client that answers
 
     @classmethod
-    def of(cls, broadcast: PyTree, each: PyTree, up: int, asked: int) -> Traffic:
+    def of(
+        cls,
+        everybody: dict[str, PyTree],
+        each: dict[str, PyTree],
+        only: Int[Array, "asked *starts"] | None,
+        up: int,
+        asked: int,
+    ) -> Traffic:
         """The traffic of an ask that reaches everybody."""
-        down = bytes_of(broadcast) + bytes_of(each) // asked
-        only = each.get("only") if isinstance(each, dict) else None
+        down = bytes_of(everybody) + bytes_of(each) // asked
         if only is None:
             return cls(jnp.ones(asked, bool), jnp.zeros(asked, bool), down, 0, up)
-        models, k = broadcast["models"], jax.tree.leaves(broadcast["models"])[0].shape[only.ndim - 1]
+        down += bytes_of(only) // asked
+        models, k = everybody["models"], jax.tree.leaves(everybody["models"])[0].shape[only.ndim - 1]
         one_model = jnp.reshape(only >= 0, (asked, -1)).all(axis=1)
         return cls(jnp.ones(asked, bool), one_model, down, bytes_of(models) // k * (k - 1), up)
 
@@ -72,41 +111,57 @@ class Traffic(eqx.Module):
 class Answers(eqx.Module):
     """The replies to one ask, aligned with the clients that were asked.
 
-    An ask with replicas has a replica axis behind the client axis (in `value`, when reduced, in front). So
-    has `answered`: a client may have answered for some replicas only.
+    An ask with several starts has an axis of starts in front of all but `clients`, `traffic` and `failures`.
     """
 
     clients: Int[Array, " asked"]  # positions of the clients asked
-    answered: Bool[Array, "asked *replicas"]  # entries of those that did not answer mean nothing
-    report: dict[str, Array]  # leading axis asked
-    cluster: Int[Array, "asked ..."]
-    weight: Float[Array, "asked ..."]
+    answered: Bool[Array, "*starts asked"]  # entries of those that did not answer mean nothing
+    report: PyTree  # the task's own module; leading axis asked
+    cluster: Int[Array, "*starts asked"]
+    weight: Float[Array, "*starts asked"]
     value: PyTree  # leading axis asked; what the reduction makes of it, when there is one
     traffic: Traffic
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position, reason
 
+    def updated(self, known: PyTree, told: PyTree) -> PyTree:
+        """What is known of all clients, with what those that answered have told now (of one start)."""
 
-def stack_answers(parts: Sequence[Answers], reduced: bool, order: np.ndarray | None = None) -> Answers:
-    """The answers of several groups of clients as one; reduced values are added up."""
+        def one(known: Array, told: Array) -> Array:
+            rows = jnp.where(stacked.expand(self.answered, told), told, known[self.clients])
+            return known.at[self.clients].set(rows, mode="drop")  # a place may be blank
 
-    def joined(*arrays: Array) -> Array:
-        whole = jnp.concatenate(arrays)
-        return whole if order is None else whole[order]
+        return jax.tree.map(one, known, told)
+
+    def of_start(self, start: int) -> Answers:
+        """The answers for one of several starts."""
+        answered, report, cluster, weight, value = stacked.take(
+            (self.answered, self.report, self.cluster, self.weight, self.value), start
+        )
+        return Answers(self.clients, answered, report, cluster, weight, value, self.traffic, self.failures)
+
+
+def join_answers(parts: Sequence[Answers], reduced: bool, starts: bool, order: np.ndarray) -> Answers:
+    """The answers of several groups of clients as one, in that order; reduced values are added up."""
+
+    def joined(*arrays: Array, axis: int = int(starts)) -> Array:
+        return jnp.take(jnp.concatenate(arrays, axis), order, axis)
+
+    def of_clients(name: str) -> Any:
+        return jax.tree.map(joined, *[getattr(part, name) for part in parts])
 
     values = [part.value for part in parts]
+    traffic = [part.traffic for part in parts]
     return Answers(
-        clients=joined(*[part.clients for part in parts]),
-        answered=joined(*[part.answered for part in parts]),
-        report=jax.tree.map(joined, *[part.report for part in parts]),
-        cluster=joined(*[part.cluster for part in parts]),
-        weight=joined(*[part.weight for part in parts]),
-        value=jax.tree.map(lambda *a: sum(a[1:], a[0]), *values)
-        if reduced
-        else jax.tree.map(joined, *values),
+        clients=joined(*[part.clients for part in parts], axis=0),
+        answered=of_clients("answered"),
+        report=of_clients("report"),
+        cluster=of_clients("cluster"),
+        weight=of_clients("weight"),
+        value=jax.tree.map(lambda *a: sum(a[1:], a[0]), *values) if reduced else of_clients("value"),
         traffic=dataclasses.replace(
-            parts[0].traffic,
-            sent=joined(*[part.traffic.sent for part in parts]),
-            one_model=joined(*[part.traffic.one_model for part in parts]),
+            traffic[0],
+            sent=joined(*[part.sent for part in traffic], axis=0),
+            one_model=joined(*[part.one_model for part in traffic], axis=0),
         ),
     )
 
@@ -165,13 +220,12 @@ class Federation(Protocol):
     def ask(
         self,
         task: Task,
-        broadcast: PyTree = None,
         *,
-        each: PyTree = None,
+        only: Int[Array, "*starts asked"] | None = None,
         clients: Any = None,
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
-        replicas: int | None = None,
+        starts: int | None = None,
         least: int | None = None,
     ) -> Answers:
         """Have clients carry out a task.
@@ -179,25 +233,26 @@ class Federation(Protocol):
         Parameters
         ----------
         task
-            One of `coterie.learn.tasks`, or a function like them.
-        broadcast
-            What every client is sent.
-        each
-            What each client alone is sent: a pytree with a leading axis aligned with the clients asked. By
-            its entry `only` a client is told which of the k stacked `broadcast["models"]` concerns it; it is
-            then sent that one alone. -1: all of them do.
+            With what is sent. Fields that each client has its own row of are aligned with the clients asked.
+        only
+            Which of the task's stacked `models` concerns each client asked: it is sent that one alone. -1:
+            all of them do.
         clients
             Whom to ask, as made by `select`; everybody when None.
         key
             Randomness of this ask; every client derives its own from it and from its id.
         reduce
             How to sum the replies' values as they come instead of keeping them all.
-        replicas
-            Carry out the task this many times side by side: every leaf of `broadcast`, and of `each` behind
-            the client axis, has a leading replica axis.
+        starts
+            Carry out the task so many times side by side, in one exchange: every array of `task` and `only`
+            has a leading axis of starts.
         least
             How few answers will do; the federation's own terms when None. 0: nobody is waited for.
         """
+        ...
+
+    def keeping(self, name: str) -> Bool[np.ndarray, " clients"]:
+        """Which clients are known to have kept something under a name, in this run."""
         ...
 
     def describe(self) -> dict[str, Any]:

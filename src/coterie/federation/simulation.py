@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int, Key, PyTree, Shaped, UInt32
+from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped, UInt32
 
 from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
 from coterie.federation import debug, streaming
 from coterie.federation.chosen import Chosen, chosen
-from coterie.federation.devices import mesh
-from coterie.federation.program import Program, Share
+from coterie.federation.devices import mesh, use_every_core
+from coterie.federation.program import Memory, Program, Share
 from coterie.federation.protocol import Answers, Reduction, checked_positions
 from coterie.learn import losses
 from coterie.learn.learner import Learner
-from coterie.learn.tasks import Task
+from coterie.learn.task import Kind, Task
 from coterie.models import stacked
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -40,6 +40,7 @@ class Rows(eqx.Module):
     size: Int[Array, " rows"]
     token: UInt32[Array, "rows 2"]
     place: Int[Array, " rows"]  # position of the client; the number of clients for a blank row
+    memory: Memory = Memory()  # of the tasks of the run
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Simulation:
         resident: bool = True,
     ) -> None:
         _check(batch, precision, drop)
+        use_every_core()
         available = list(devices) if devices is not None else jax.local_devices()
         grid = mesh(available[: len(shards)])
         self._shards: Shards | None = shards
@@ -168,7 +170,9 @@ class Simulation:
         return jax.device_put(state, self._device if grid is None else NamedSharding(grid, P()))
 
     def with_learner(self, learner: Learner) -> Simulation:
-        new = self.tree_unflatten(self._settings, (self._rows, learner.for_data(self.spec)))
+        # other learners, and other runs, have not kept anything yet
+        rows = tuple(eqx.tree_at(lambda r: r.memory, own, Memory()) for own in self._rows)
+        new = self.tree_unflatten(self._settings, (rows, learner.for_data(self.spec)))
         new._shards, new._device = self._shards, self._device
         return new
 
@@ -198,6 +202,7 @@ class Simulation:
                 size=rows.size,
                 token=rows.token,
                 place=rows.place,
+                memory=rows.memory,
             )
 
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
@@ -212,42 +217,84 @@ class Simulation:
     def ask(
         self,
         task: Task,
-        broadcast: PyTree = None,
         *,
-        each: PyTree = None,
+        only: Int[Array, "*starts asked"] | None = None,
         clients: Chosen | None = None,
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
-        replicas: int | None = None,
+        starts: int | None = None,
         least: int | None = None,
     ) -> Answers:
         """See `Federation.ask`."""
         if self._learner is None:
             raise SettingError("these clients have no learner yet: use simulation.with_learner(learner).")
-        key = jax.random.key(0) if key is None else key
+        kind, everybody, each = task.split()
+        if starts is not None:  # what is a client's own has the clients in front
+            each, only = jax.tree.map(lambda a: jnp.moveaxis(jnp.asarray(a), 0, 1), (each, only))
+        return self._ask(
+            kind, everybody, each, only, clients, jax.random.key(0) if key is None else key, reduce, starts
+        )
+
+    def _ask(
+        self,
+        kind: Kind,
+        everybody: dict[str, PyTree],
+        each: dict[str, PyTree],
+        only: Array | None,
+        clients: Chosen | None,
+        key: Key[Array, ""],
+        reduce: Reduction | None,
+        starts: int | None,
+    ) -> Answers:
+        assert self._learner is not None
+        if kind.task.needs or kind.task.keeps:
+            self._check_memory(kind)
         if self.traceable:
-            answers: Answers = _ask(self, task, reduce, replicas, broadcast, each, clients, key)
+            answers: Answers
+            answers, memories = _ask(self, kind, reduce, starts, everybody, each, only, clients, key)
+            if kind.task.keeps:
+                self._rows = tuple(
+                    eqx.tree_at(lambda r: r.memory, rows, memory)
+                    for rows, memory in zip(self._rows, memories, strict=True)
+                )
             return answers
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
         real = positions < self.clients
         if not real.all():
-            chosen, own = self.select(positions[real]), stacked.take(each, np.flatnonzero(real))
-            answers = self.ask(
-                task, broadcast, each=own, clients=chosen, key=key, reduce=reduce, replicas=replicas
-            )
-            return _with_blanks(answers, positions, real, reduce is not None)
+            asked = self.select(positions[real])
+            own, one = stacked.take((each, only), np.flatnonzero(real))
+            answers = self._ask(kind, everybody, own, one, asked, key, reduce, starts)
+            return _with_blanks(answers, positions, real, reduce is not None, starts)
         if self._settings.debug:
-            program = Program(task, reduce, replicas, self._settings.drop, len(positions))
-            return debug.ask(self.shards, self._learner, program, positions, broadcast, each, key)
+            program = Program(kind, reduce, starts, self._settings.drop, len(positions))
+            return debug.ask(self.shards, self._learner, program, positions, everybody, each, only, key)
 
-        def ask_block(bucket: Bucket, tokens: np.ndarray, place: np.ndarray, each: PyTree) -> Answers:
+        def ask_block(bucket: Bucket, tokens: np.ndarray, place: np.ndarray, own: PyTree) -> Answers:
             settings = replace(self._settings, clients=len(place), resident=True)
             block = self.tree_unflatten(settings, ((), self._learner))
             block._device = self._device
             block._rows = (block._put(bucket, tokens, place),)
-            return block.ask(task, broadcast, each=each, key=key, reduce=reduce, replicas=replicas)
+            theirs, one = own
+            return block._ask(kind, everybody, theirs, one, None, key, reduce, starts)
 
-        return streaming.ask(self.shards, positions, each, reduce is not None, ask_block)
+        return streaming.ask(self.shards, positions, (each, only), reduce is not None, starts, ask_block)
+
+    def _check_memory(self, kind: Kind) -> None:
+        """Refuse tasks that need what nobody has kept, or keep something where that gets lost."""
+        if not self.traceable:
+            raise SettingError(f"{kind.name} needs a simulation whose data lives on the devices.")
+        if kind.task.keeps and any(isinstance(rows.size, jax.core.Tracer) for rows in self._rows):
+            raise SettingError(f"what {kind.name} keeps is lost in a compiled round: ask it in a pause.")
+        for name in kind.task.needs:
+            if not all(name in rows.memory.kept for rows in self._rows):
+                raise SettingError(f"{kind.name} needs {name!r}, which no client has kept.")
+
+    def keeping(self, name: str) -> Bool[np.ndarray, " clients"]:
+        known = np.zeros(self.clients + 1, bool)
+        for rows in self._rows:
+            if name in rows.memory.knows:
+                known[np.asarray(rows.place)] |= np.asarray(rows.memory.knows[name])
+        return known[: self.clients]
 
     def describe(self) -> dict[str, Any]:
         grid = self._settings.mesh
@@ -289,13 +336,19 @@ def _put(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill
     return jax.device_put(np.concatenate([array, padding]), NamedSharding(grid, P("clients")))
 
 
-def _with_blanks(answers: Answers, positions: np.ndarray, real: np.ndarray, reduced: bool) -> Answers:
+def _with_blanks(
+    answers: Answers, positions: np.ndarray, real: np.ndarray, reduced: bool, starts: int | None
+) -> Answers:
     """The answers of the clients that were asked, in their places among blank ones."""
     index = np.maximum(np.cumsum(real) - 1, 0)  # a blank place holds what some other one holds
-    spread = partial(stacked.take, index=index)
+    axis = 0 if starts is None else 1
+
+    def spread(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: jnp.take(a, index, axis), tree)
+
     return Answers(
         clients=jnp.asarray(positions, jnp.int32),
-        answered=spread(answers.answered) & stacked.expand(jnp.asarray(real), answers.answered),
+        answered=spread(answers.answered) & jnp.asarray(real),
         report=spread(answers.report),
         cluster=spread(answers.cluster),
         weight=spread(answers.weight),
@@ -307,58 +360,82 @@ def _with_blanks(answers: Answers, positions: np.ndarray, real: np.ndarray, redu
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _ask(
     simulation: Simulation,
-    task: Task,
+    kind: Kind,
     reduce: Reduction | None,
-    replicas: int | None,
-    broadcast: PyTree,
-    each: PyTree,
+    starts: int | None,
+    everybody: dict[str, PyTree],
+    each: dict[str, PyTree],
+    only: Array | None,
     clients: Chosen | None,
     key: Key[Array, ""],
-) -> Answers:
+) -> tuple[Answers, list[Memory]]:
     settings, learner = simulation._settings, simulation._learner
     assert learner is not None
     asked = jnp.arange(settings.clients, dtype=jnp.int32) if clients is None else clients.clients
-    shares = _shares(simulation._rows, each, clients, len(asked))
-    program = Program(task, reduce, replicas, settings.drop, len(asked))
+    shares = _shares(simulation._rows, (each, only), clients, len(asked), kind.task.needs)
+    memories = tuple(rows.memory for rows in simulation._rows) if kind.task.keeps else ()
+    program = Program(kind, reduce, starts, settings.drop, len(asked))
     with jax.default_matmul_precision(_MATMUL[simulation.precision]):
         batches = (
-            program.fastest_batches(learner, broadcast, shares, settings.devices)
+            program.fastest_batches(learner, everybody, shares, settings.devices)
             if settings.batch == "auto"
             else [settings.batch] * len(shares)
         )
 
-        shape = program.shape(learner, broadcast, *shares[0].one())
+        shape = program.shape(learner, everybody, *shares[0].one())
 
-        def on_device(learner: Learner, broadcast: PyTree, key: Any, shares: tuple[Share, ...]) -> Any:
+        def on_device(
+            learner: Learner,
+            everybody: PyTree,
+            key: Any,
+            shares: tuple[Share, ...],
+            memories: tuple[Memory, ...],
+        ) -> Any:
             sums = program.start(shape)
-            kept = []
-            for share, batch in zip(shares, batches, strict=True):
-                sums, replies = program.run(learner, broadcast, key, share, batch, sums)
-                kept.append(replies)
-            return sums if settings.mesh is None else jax.lax.psum(sums, "clients"), kept
+            kept, remembered = [], []
+            for i, (share, batch) in enumerate(zip(shares, batches, strict=True)):
+                sums, (replies, answered) = program.run(learner, everybody, key, share, batch, sums)
+                if memories:
+                    remembered.append(share.remembered(memories[i], replies.keep or {}, answered))
+                kept.append((eqx.tree_at(lambda r: r.keep, replies, None, is_leaf=_is_none), answered))
+            return sums if settings.mesh is None else jax.lax.psum(sums, "clients"), kept, remembered
 
         if settings.mesh is not None:
-            specs = (P(), P(), P(), P("clients")), (P(), P("clients"))
+            specs = (P(), P(), P(), P("clients"), P("clients")), (P(), P("clients"), P("clients"))
             on_device = jax.shard_map(
                 on_device, mesh=settings.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
             )
-        sums, kept = on_device(learner, broadcast, key, shares)
+        sums, kept, remembered = on_device(learner, everybody, key, shares, memories)
 
     # back into the order of the asked, by a gather: a scatter of whole models is slow on some devices
     places = jnp.concatenate([share.place for share in shares])
     back = jnp.zeros(len(asked), jnp.int32).at[places].set(jnp.arange(len(places)), mode="drop")
     replies, answered = jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *kept)
     real = asked < settings.clients
-    traffic = program.traffic(broadcast, each, shape).only_to(real)
-    return program.answers(asked, replies, answered & real, sums, traffic)
+    traffic = program.traffic(everybody, each, only, shape).only_to(real)
+    return program.answers(asked, replies, answered & real, sums, traffic), remembered
 
 
-def _shares(buckets: tuple[Rows, ...], each: PyTree, clients: Chosen | None, asked: int) -> tuple[Share, ...]:
+def _is_none(node: Any) -> bool:
+    return node is None
+
+
+def _shares(
+    buckets: tuple[Rows, ...],
+    own: tuple[PyTree, PyTree],
+    clients: Chosen | None,
+    asked: int,
+    needs: tuple[str, ...],
+) -> tuple[Share, ...]:
+    """What of an ask is for each bucket.
+
+    `own` is what clients alone are sent, and `needs` are the names of what they must have kept.
+    """
     places = [rows.place for rows in buckets] if clients is None else clients.place
     picked = [None] * len(buckets) if clients is None else clients.rows
     # a blank row is sent what the last client is sent; its reply is dropped
-    own = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], each) for place in places]  # noqa: B023
+    mine = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], own) for place in places]  # noqa: B023
     return tuple(
-        Share(rows.x, rows.y, rows.size, rows.token, pick, place, mine)
-        for rows, pick, place, mine in zip(buckets, picked, places, own, strict=True)
+        Share(rows.x, rows.y, rows.size, rows.token, pick, place, each, only, rows.memory.only(needs))
+        for rows, pick, place, (each, only) in zip(buckets, picked, places, mine, strict=True)
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from coterie import keys
 from coterie.data.shards import Bucket, Shards
-from coterie.federation.protocol import Answers, stack_answers
+from coterie.federation.protocol import Answers, join_answers
 from coterie.models import stacked
 
 BLOCK_BYTES = 2**28
@@ -20,13 +19,15 @@ BLOCK_BYTES = 2**28
 def ask(
     shards: Shards,
     positions: np.ndarray,
-    each: PyTree,
+    own: PyTree,
     reduced: bool,
+    starts: int | None,
     ask_block: Callable[[Bucket, np.ndarray, np.ndarray, PyTree], Answers],
 ) -> Answers:
     """Ask the clients at `positions` block by block.
 
-    `ask_block(bucket, tokens, place, each)` asks the clients of a bucket that is small enough for the device;
+    `own` is what clients alone are sent, with a leading axis of clients, and `ask_block(bucket, tokens,
+    place, own)` asks the clients of a bucket that is small enough for the device;
     `place` is their index among the block, and the block's size for rows that only fill it up: all blocks of
     a bucket have the same shape, so that they share one compiled program.
     """
@@ -45,25 +46,25 @@ def ask(
             place = np.concatenate([np.arange(len(mine)), np.full(size - len(mine), size)]).astype(np.int32)
             block = Bucket(bucket.x[filled], bucket.y[filled], bucket.sizes[filled], bucket.clients[filled])
             asked = index[bucket.clients[mine]]
-            own = stacked.take(
-                each, jnp.asarray(np.concatenate([asked, np.repeat(asked[-1:], size - len(mine))]))
+            theirs = stacked.take(
+                own, jnp.asarray(np.concatenate([asked, np.repeat(asked[-1:], size - len(mine))]))
             )
-            answers = ask_block(block, keys.words(keys.tokens(shards.ids[block.clients])), place, own)
-            parts.append(_first(answers, len(mine), positions[asked], reduced))
+            answers = ask_block(block, keys.words(keys.tokens(shards.ids[block.clients])), place, theirs)
+            parts.append(_first(answers, len(mine), positions[asked], reduced, starts))
             order.append(asked)
     back = np.argsort(np.concatenate(order))
-    return stack_answers(parts, reduced, back)
+    return join_answers(parts, reduced, starts is not None, back)
 
 
-def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool) -> Answers:
+def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool, starts: int | None) -> Answers:
     """The answers of a block's real clients."""
-    value = answers.value if reduced else jax.tree.map(lambda a: a[:count], answers.value)
+    where = slice(count) if starts is None else (slice(None), slice(count))
     return Answers(
         clients=jnp.asarray(clients, jnp.int32),
-        answered=answers.answered[:count],
-        report=jax.tree.map(lambda a: a[:count], answers.report),
-        cluster=answers.cluster[:count],
-        weight=answers.weight[:count],
-        value=value,
+        answered=answers.answered[where],
+        report=stacked.take(answers.report, where),
+        cluster=answers.cluster[where],
+        weight=answers.weight[where],
+        value=answers.value if reduced else stacked.take(answers.value, where),
         traffic=answers.traffic[:count],
     )

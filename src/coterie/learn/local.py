@@ -74,13 +74,34 @@ class LocalUpdate(ABC):
         """The gradient of the objective; of a random batch, where the rule has a batch size."""
         return jax.grad(objective.mean)(model, shard.x, shard.y, shard.mask)
 
-    def rate(self, round_: Int[Array, ""]) -> Float[Array, "*restarts"]:
-        """The step size of a round, for a server that takes the steps itself."""
+    def step_size(self) -> tuple[Any, Any]:
+        """The step size, for a server that takes the steps itself, and the factor on it per round.
+
+        (None, None) for a rule that has none.
+        """
         lr = getattr(self, "lr", None)
         if lr is None:
-            raise SettingError("averaging gradients needs a step size: give local=SGD(lr=...).")
-        decay = jnp.asarray(getattr(self, "decay", 1.0), jnp.float32)
-        return jnp.asarray(lr * jnp.power(decay, round_))
+            return None, None
+        return jnp.asarray(lr, jnp.float32), jnp.asarray(getattr(self, "decay", 1.0), jnp.float32)
+
+    def check_single_step(self) -> None:
+        """Refuse what a server that takes the steps itself, of gradients that clients send, would ignore."""
+        if getattr(self, "lr", None) is None:
+            raise SettingError("averaging gradients needs a step size: give local=SGD(lr=..., steps=1).")
+        ignored = {
+            "the proximal term": bool(getattr(self, "proximal", 0)) or hasattr(self, "tolerance"),
+            "more than one step": getattr(self, "steps", 1) not in (1, None),
+            "epochs": getattr(self, "epochs", None) is not None,
+            "momentum": bool(getattr(self, "momentum", 0)),
+            "weight_decay": bool(getattr(self, "weight_decay", 0)),
+            "clip": getattr(self, "clip", None) is not None,
+        }
+        clash = [name for name, given in ignored.items() if given]
+        if clash:
+            raise SettingError(
+                f"with average='gradients' the server takes one plain step per round, and {clash[0]} of the "
+                "local update would be ignored: give local=SGD(lr=..., steps=1)."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+# which part of a shard, and of how many; None for all of it
+Part = Int[Array, "2"] | Int[np.ndarray, "2"] | None
 
 
 class Shard(eqx.Module):
@@ -23,6 +27,10 @@ class Shard(eqx.Module):
         capacity = self.x.shape[0]
         rows = (number + of * jnp.arange(capacity)) % capacity
         return Shard(self.x[rows], self.y[rows], self.size // of)
+
+    def only(self, part: Part) -> Shard:
+        """A part, given as its number and how many there are; all of the examples when None."""
+        return self if part is None else self.part(*jnp.asarray(part))
 
     def mean(self, values: Float[Array, " capacity"]) -> Float[Array, ""]:
         """The mean of one number per example over the real examples."""

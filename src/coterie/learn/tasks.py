@@ -1,202 +1,195 @@
-"""What a client can be asked.
-
-A task is a pure function `task(learner, broadcast, each, shard, key) -> Reply` of one client's data: what
-everybody was sent, what this client alone was sent, its shard, and a key of its own. It knows nothing about
-other clients, batching, devices or messages.
-"""
+"""What clients are asked by most algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from coterie import keys
-from coterie.learn.learner import Learner, Within, itself
-from coterie.learn.shard import Shard
+from coterie.learn.learner import Within, itself
+from coterie.learn.local import Pull
+from coterie.learn.shard import Part, Shard
+from coterie.learn.task import Client, Reply, Task, per_client
 from coterie.models import stacked
 
+Send = Literal["models", "gradients"]
 
-class Reply(eqx.Module):
-    """What one client sends back.
 
-    `value` is the large part (a model, a gradient), summed on the way when the ask reduces: in row `cluster`
-    of the sums, counted `weight` times. `cluster` and the small numbers in `report` are always kept for each
-    client. What is left at its default does not travel.
+class Loss(eqx.Module):
+    """A client's report: its loss, before any training."""
+
+    loss: Float[Array, "..."]
+
+
+class Losses(eqx.Module):
+    """A client's report: its loss under each of k models."""
+
+    losses: Float[Array, " k"]
+
+
+class ChooseAndTrain(Task):
+    """Find the model of lowest loss among k and train it on the shard, or send its gradient.
+
+    These are lines 6 to 11 of Algorithm 1 of the IFCA paper, and lines 6 to 8 of FedX with hard labels. A
+    client that is told one model (`only`) takes that whatever the others' losses.
     """
 
-    report: dict[str, Array]
-    value: PyTree = None
-    cluster: Int[Array, ""] | int = 0
-    weight: Float[Array, ""] | float = 1.0
+    models: PyTree  # (k, ...); where arrays are shared, those that are not, by name
+    round: Int[Array, ""]
+    shared: dict[str, Array] | None = None  # arrays that all models have in common, by name
+    frozen: bool = eqx.field(static=True, default=False)  # what is shared is not trained nor sent back
+    send: Send = eqx.field(static=True, default="models")  # option II, or option I
+    by_examples: bool = eqx.field(static=True, default=False)  # whether it counts once per example
+    proximal: Float[Array, ""] | None = None  # mu of a further term mu/2 ||w - w0||^2 (FedProx)
+    # where given, the model is found and trained on parts of the shard: (number, of how many)
+    find_on: Part = None
+    train_on: Part = None
+
+    def compared(self, k: int) -> int:
+        return k if k > 1 else 0
+
+    def updates(self) -> int:
+        return 1
+
+    def __call__(self, client: Client) -> Reply:
+        learner, shard = client.learner, client.shard
+        looked_at, trained_on = shard.only(self.find_on), shard.only(self.train_on)
+        whole = self._whole_model(client)
+        losses = learner.shard_losses(self.models, looked_at, whole)
+        cluster = lowest(losses)  # IFCA 6 and 7
+        if client.only is not None:
+            cluster = jnp.where(client.only < 0, cluster, client.only)
+        model = stacked.take(self.models, cluster)
+        if not self.frozen:
+            model, whole = whole(model), itself
+        if self.send == "gradients":  # IFCA 9
+            value = learner.gradient(model, trained_on, client.key, whole)
+        else:  # IFCA 11
+            pull = None if self.proximal is None else Pull(model, self.proximal)
+            value = learner.train(model, trained_on, client.key, self.round, whole, pull=pull)
+        return Reply(Loss(losses[cluster]), value, cluster, weight_of(shard, self.by_examples))
+
+    def _whole_model(self, client: Client) -> Within:
+        """How a model is made of its own arrays: with the shared ones, where there are any."""
+        if self.shared is None:
+            return itself
+        shared, like = self.shared, client.learner.shapes_for(client.shard.x)
+        return lambda own: stacked.from_named({**own, **shared}, like)
 
 
-Task = Callable[[Learner, Any, Any, Shard, Key[Array, ""]], Reply]
+class WeighAndTrain(Task):
+    """Train each of k models as far as the client belongs to it: soft labels.
+
+    The labels lambda minimise sum_l lambda_l F_i(theta_l) + temperature * sum_l lambda_l log lambda_l over
+    the simplex. The second term is ours: without it, as in (6) of the mixed-regression paper, that is the
+    model of lowest loss alone.
+    """
+
+    models: PyTree  # (k, ...)
+    round: Int[Array, ""]
+    temperature: Float[Array, ""]
+    by_examples: bool = eqx.field(static=True, default=False)
+
+    class Report(eqx.Module):
+        loss: Float[Array, ""]
+        labels: Float[Array, " k"]
+
+    def compared(self, k: int) -> int:
+        return k
+
+    def updates(self) -> int:
+        return 1
+
+    def __call__(self, client: Client) -> Reply:
+        learner, shard = client.learner, client.shard
+        losses = learner.shard_losses(self.models, shard)
+        known = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+        labels = jax.nn.softmax(-(known - known.min()) / self.temperature)
+
+        def trained(model: PyTree, label: Float[Array, ""]) -> PyTree:
+            return learner.train(model, shard, client.key, self.round, label=label)
+
+        return Reply(
+            self.Report(jnp.sum(jnp.where(labels > 0, labels * losses, 0)), labels),
+            value=jax.vmap(trained)(self.models, labels),
+            cluster=lowest(losses),
+            weight=weight_of(shard, self.by_examples),
+        )
 
 
-def carry_out(
-    task: Task,
-    learner: Learner,
-    broadcast: Any,
-    each: Any,
-    shard: Shard,
-    token: UInt32[Array, "2"],
-    key: Key[Array, ""],
-    replicas: int | None,
-) -> Reply:
-    """What a client does with an ask, wherever it lives: derive its key, run replicas side by side."""
+class TrainAlone(Task):
+    """Train a model on the client's shard for some rounds, all in one exchange; the loss before each."""
 
-    def once(broadcast: Any, each: Any, key: Key[Array, ""]) -> Reply:
-        reply = task(learner, broadcast, each, shard, key)
-        cluster, weight = jnp.asarray(reply.cluster, jnp.int32), jnp.asarray(reply.weight, jnp.float32)
-        return Reply(reply.report, reply.value, cluster, weight)
+    start: PyTree
+    rounds: int = eqx.field(static=True)
+    part: Part = None  # where given, on a part of the shard: (number, of how many)
+    takes_part: Bool[Any, " rounds"] | None = per_client(default=None)  # in which rounds; None: in all
 
-    own = keys.of_client(key, token)
-    if replicas is None:
-        return once(broadcast, each, own)
-    return jax.vmap(once)(broadcast, each, keys.numbered(own, replicas))
+    def updates(self) -> int | Int[Array, "..."]:
+        return self.rounds if self.takes_part is None else self.takes_part.sum(-1)
 
+    def __call__(self, client: Client) -> Reply:
+        learner, shard = client.learner, client.shard.only(self.part)
+        takes_part = jnp.ones(self.rounds, bool) if self.takes_part is None else self.takes_part
 
-def shape_of(
-    task: Task, learner: Learner, broadcast: Any, each: Any, shard: Shard, replicas: int | None
-) -> Reply:
-    """The shapes of a client's reply (of one replica); defaults, which do not travel, stay plain numbers."""
-    if replicas is not None:
-        broadcast, each = jax.eval_shape(lambda t: jax.tree.map(lambda a: a[0], t), (broadcast, each))
-    reply: Reply = eqx.filter_eval_shape(task, learner, broadcast, each, shard, jax.random.key(0))
-    return reply
+        def once(model: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
+            number, active = step
+            loss = learner.shard_loss(model, shard)
+            new = learner.train(model, shard, jax.random.fold_in(client.key, number), number)
+            return jax.tree.map(lambda a, b: jnp.where(active, a, b), new, model), loss
+
+        model, losses = jax.lax.scan(once, self.start, (jnp.arange(self.rounds), takes_part))
+        return Reply(Loss(losses), model)
 
 
-def lowest(losses: Float[Array, "*batch k"]) -> Int[Array, "*batch"]:
+class MeasureLosses(Task):
+    """The loss of each of k models on the shard."""
+
+    models: PyTree  # (k, ...)
+    part: Part = None  # where given, on a part of the shard: (number, of how many)
+
+    def compared(self, k: int) -> int:
+        return k
+
+    def __call__(self, client: Client) -> Reply:
+        return Reply(Losses(client.learner.shard_losses(self.models, client.shard.only(self.part))))
+
+
+class CountExamples(Task):
+    """How many examples the client has."""
+
+    class Report(eqx.Module):
+        examples: Int[Array, ""]
+
+    def __call__(self, client: Client) -> Reply:
+        return Reply(self.Report(client.shard.size))
+
+
+class Evaluate(Task):
+    """Loss and accuracy of one of the models (`only`) on the shard."""
+
+    models: PyTree  # (k, ...)
+
+    class Report(eqx.Module):
+        loss: Float[Array, ""]
+        accuracy: Float[Array, ""]
+        examples: Int[Array, ""]
+
+    def __call__(self, client: Client) -> Reply:
+        learner, shard = client.learner, client.shard
+        model = stacked.take(self.models, client.only)
+        loss, accuracy = learner.shard_loss(model, shard), learner.shard_accuracy(model, shard)
+        return Reply(self.Report(loss, accuracy, shard.size))
+
+
+def lowest(losses: Float[Any, "*batch k"]) -> Int[Array, "*batch"]:
     """The cluster identity: the model with the lowest loss; the first of them in a tie, never a NaN."""
     return jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=-1).astype(jnp.int32)
 
 
-def choose_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """Find the model of lowest loss among k and train it on the shard: one exchange per round.
-
-    Broadcast: `models`, stacked, and `round`; and where they apply
-    - `shared`, arrays by name that all models have in common; `models` are then the arrays that they do not;
-    - `frozen`: what is shared is not trained, and does not travel back;
-    - `by_examples`: a client counts once per example. Otherwise it counts once, and has no say in it;
-    - `slices`, a number: a client finds its model on one of so many disjoint slices of its shard, and trains
-      it on another, both of them new in every round.
-    Each: `only`, the number of the model to train whatever the others' losses, or -1 to choose; or nothing.
-    """
-    chosen = _choose(learner, broadcast, each, shard)
-    trained = learner.train(chosen.model, chosen.shard, key, broadcast["round"], chosen.within)
-    return chosen.reply(trained, shard, broadcast)
-
-
-def choose_and_gradient(
-    learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]
-) -> Reply:
-    """Find the model of lowest loss among k and send its gradient; otherwise as `choose_and_train`."""
-    chosen = _choose(learner, broadcast, each, shard)
-    gradient = learner.gradient(chosen.model, chosen.shard, key, chosen.within)
-    return chosen.reply(gradient, shard, broadcast)
-
-
-class _Chosen(NamedTuple):
-    """The model that a client takes, and on what it trains it."""
-
-    cluster: Int[Array, ""]
-    loss: Float[Array, ""]
-    model: PyTree  # what is trained of it
-    within: Within  # makes that a whole model
-    shard: Shard
-
-    def reply(self, value: PyTree, whole: Shard, broadcast: Any) -> Reply:
-        return Reply({"loss": self.loss}, value, self.cluster, _weight(whole, broadcast))
-
-
-def _choose(learner: Learner, broadcast: Any, each: Any, shard: Shard) -> _Chosen:
-    looked_at = trained_on = shard
-    if "slices" in broadcast:
-        first = 2 * broadcast["round"]
-        looked_at, trained_on = (shard.part(first + i, broadcast["slices"]) for i in (0, 1))
-    within = _within(learner, broadcast, shard)
-    losses = learner.shard_losses(broadcast["models"], looked_at, within)
-    cluster = lowest(losses)
-    if each is not None:
-        cluster = jnp.where(each["only"] < 0, cluster, each["only"])
-    own = stacked.take(broadcast["models"], cluster)
-    if "frozen" not in broadcast:
-        own, within = within(own), itself
-    return _Chosen(cluster, losses[cluster], own, within, trained_on)
-
-
-def _within(learner: Learner, broadcast: Any, shard: Shard) -> Within:
-    """How a model is made of its own arrays: with the shared ones, where there are any."""
-    if "shared" not in broadcast:
-        return itself
-    like = learner.shapes_for(shard.x)
-    return lambda own: stacked.from_named({**own, **broadcast["shared"]}, like)
-
-
-def weigh_and_train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """Train each of k models as far as the client belongs to it: soft labels.
-
-    The labels lambda minimise sum_l lambda_l F_i(theta_l) + temperature * sum_l lambda_l log lambda_l over
-    the simplex: without the second term that is the model of lowest loss alone.
-    Broadcast: `models`, `round`, `temperature`, and `by_examples` as for `choose_and_train`.
-    """
-    losses = learner.shard_losses(broadcast["models"], shard)
-    known = jnp.where(jnp.isnan(losses), jnp.inf, losses)
-    labels = jax.nn.softmax(-(known - known.min()) / broadcast["temperature"])
-
-    def trained(model: PyTree, label: Float[Array, ""]) -> PyTree:
-        return learner.train(model, shard, key, broadcast["round"], label=label)
-
-    return Reply(
-        report={"loss": jnp.sum(jnp.where(labels > 0, labels * losses, 0)), "labels": labels},
-        value=jax.vmap(trained)(broadcast["models"], labels),
-        cluster=lowest(losses),
-        weight=_weight(shard, broadcast),
-    )
-
-
-def train(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """Train the client's own model on its shard for some rounds, all in one exchange.
-
-    Broadcast: `rounds`, their numbers. Each: `model`, and `takes_part`, whether the client trains in a round.
-    """
-
-    def once(model: PyTree, step: tuple[Array, Array]) -> tuple[PyTree, Array]:
-        number, takes_part = step
-        loss = learner.shard_loss(model, shard)
-        new = learner.train(model, shard, jax.random.fold_in(key, number), number)
-        return jax.tree.map(lambda a, b: jnp.where(takes_part, a, b), new, model), loss
-
-    model, losses = jax.lax.scan(once, each["model"], (broadcast["rounds"], each["takes_part"]))
-    return Reply(report={"loss": losses}, value=model)
-
-
-def size(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """How many examples the client has."""
-    return Reply(report={"examples": shard.size})
-
-
-def losses(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """The loss of each of k models on the shard. Broadcast: `models`."""
-    return Reply(report={"losses": learner.shard_losses(broadcast["models"], shard)})
-
-
-def evaluate(learner: Learner, broadcast: Any, each: Any, shard: Shard, key: Key[Array, ""]) -> Reply:
-    """Loss and accuracy of one of the models on the shard. Broadcast: `models`. Each: `only`, its number."""
-    model = stacked.take(broadcast["models"], each["only"])
-    return Reply(
-        report={
-            "loss": learner.shard_loss(model, shard),
-            "accuracy": learner.shard_accuracy(model, shard),
-            "examples": shard.size,
-        }
-    )
-
-
-def _weight(shard: Shard, broadcast: Any) -> Float[Array, ""] | float:
-    return shard.size.astype(jnp.float32) if "by_examples" in broadcast else 1.0
+def weight_of(shard: Shard, by_examples: bool) -> Float[Array, ""] | float:
+    """How much a client counts: as often as it has examples, or once, which it need not say."""
+    return shard.size.astype(jnp.float32) if by_examples else 1.0

@@ -114,14 +114,18 @@ def with_part(tree: PyTree, arrays: Mapping[str, Any]) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(name_of(path), leaf), tree)
 
 
-def from_named(arrays: Mapping[str, Any], like: PyTree) -> PyTree:
-    """The inverse of `named`, checked against the structure, shapes and dtypes of `like`."""
+def from_named(arrays: Mapping[str, Any], like: PyTree, exact: bool = True) -> PyTree:
+    """The inverse of `named`, checked against the structure, shapes and dtypes of `like`.
+
+    Unless `exact`, arrays may have other sizes along their axes.
+    """
     wanted = named(like)
     if wanted.keys() != arrays.keys():
         odd = sorted(wanted.keys() ^ arrays.keys())[0]
         raise SettingError(f"stored arrays do not match this learner: {odd!r} is on one side only.")
     for name, leaf in wanted.items():
-        if tuple(leaf.shape) != tuple(arrays[name].shape):
+        sizes = tuple(leaf.shape), tuple(arrays[name].shape)
+        if sizes[0] != sizes[1] if exact else len(sizes[0]) != len(sizes[1]):
             raise SettingError(
                 f"stored array {name!r} has shape {tuple(arrays[name].shape)}, not {tuple(leaf.shape)}."
             )
