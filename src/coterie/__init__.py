@@ -3,22 +3,31 @@
 from typing import TYPE_CHECKING, Any
 
 from coterie import data, errors, models
-from coterie.aggregate import Mean, Median, TrimmedMean
-from coterie.algorithms import CFL, IFCA, SRFCA, FedSoft, FedX, Global, Local, OneShotKMeans, Oracle
+from coterie.aggregate import FedAdam, FedAvgM, Mean, Median, TrimmedMean
+from coterie.algorithms import (
+    CFL,
+    IFCA,
+    SRFCA,
+    Algorithm,
+    FedSoft,
+    FedX,
+    Global,
+    Local,
+    OneShotKMeans,
+    Oracle,
+)
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
 from coterie.federation import Simulation
 from coterie.federation.devices import use_every_core
-from coterie.initialise import FarthestLoss, MomentDescent, OneShot, Random
+from coterie.initialise import Components, FarthestLoss, MomentDescent, OneShot, Random
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, Optax
 from coterie.learn.proximal import Proximal
 
 if TYPE_CHECKING:
-    from coterie.federation.flower import FlowerFederation
-
-use_every_core()
+    from coterie.flower import FlowerFederation
 
 __version__ = "0.1.0.dev0"
 
@@ -27,9 +36,13 @@ __all__ = [
     "IFCA",
     "SGD",
     "SRFCA",
+    "Algorithm",
     "Clustering",
+    "Components",
     "Evaluation",
     "FarthestLoss",
+    "FedAdam",
+    "FedAvgM",
     "FedSoft",
     "FedX",
     "Federated",
@@ -54,6 +67,7 @@ __all__ = [
     "load",
     "metrics",
     "models",
+    "use_every_core",
 ]
 
 
@@ -61,6 +75,6 @@ def __getattr__(name: str) -> Any:
     """What needs an extra is imported when it is asked for."""
     if name != "FlowerFederation":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from coterie.federation.flower import FlowerFederation
+    from coterie.flower import FlowerFederation
 
     return FlowerFederation

@@ -1,7 +1,8 @@
 """The names by which experiment files and saved results know our parts.
 
 A part is a dataclass or a function; its signature is the schema of its settings, validated by pydantic, so
-that nothing is written down twice. A new algorithm, model or data source is one line here.
+that nothing is written down twice. A new algorithm, model or data source of ours is one line here; one of the
+user's own is named by its import path, such as `mypackage.MyAlgorithm`, and needs no line.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -26,9 +27,9 @@ PARTS: dict[str, dict[str, str]] = {
         "cfl": "coterie.algorithms.cfl:CFL",
         "fedsoft": "coterie.algorithms.fedsoft:FedSoft",
         "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",
-        "oracle": "coterie.algorithms.baselines:Oracle",
-        "global": "coterie.algorithms.baselines:Global",
-        "local": "coterie.algorithms.baselines:Local",
+        "oracle": "coterie.algorithms.federated_averaging:Oracle",
+        "global": "coterie.algorithms.federated_averaging:Global",
+        "local": "coterie.algorithms.local:Local",
     },
     "data": {
         "rotated-digits": "coterie.data.digits:rotated_digits",
@@ -46,24 +47,50 @@ PARTS: dict[str, dict[str, str]] = {
         "mean": "coterie.aggregate.mean:Mean",
         "trimmed-mean": "coterie.aggregate.trimmed:TrimmedMean",
         "median": "coterie.aggregate.trimmed:Median",
+        "fedavgm": "coterie.aggregate.server:FedAvgM",
+        "fedadam": "coterie.aggregate.server:FedAdam",
     },
     "init": {
         "random": "coterie.initialise.random:Random",
         "farthest-loss": "coterie.initialise.farthest:FarthestLoss",
         "one-shot": "coterie.initialise.one_shot:OneShot",
+        "components": "coterie.initialise.components:Components",
         "moment-descent": "coterie.initialise.moment_descent:MomentDescent",
     },
 }
 
 
-def part(kind: str, name: str) -> Callable[..., Any]:
-    """The part of that kind and name."""
-    known = PARTS[kind]
-    if name not in known:
-        raise ConfigError(f"{kind}: there is no {name!r}; choose one of {', '.join(known)}.")
-    module, _, attribute = known[name].partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+def part(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
+    """The part of that kind and name, or at that import path; errors name the key, or the kind."""
+    known, key = PARTS[kind], key or kind
+    if name in known:
+        module, _, attribute = known[name].partition(":")
+    elif "." in name and all(map(str.isidentifier, name.split("."))):
+        module, _, attribute = name.rpartition(".")
+    else:
+        raise ConfigError(
+            f"{key}: there is no {name!r}; choose one of {', '.join(known)}, or give the import path of "
+            "your own, such as 'mypackage.MyClass'."
+        )
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if name in known:
+            raise
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {error}.") from None
+    if not callable(found):
+        raise ConfigError(f"{key}: {name!r} is neither a class nor a function.")
     return found
+
+
+def of_the_users_own(kind: str, section: Mapping[str, Any]) -> Iterator[Callable[..., Any]]:
+    """What a section of an experiment names by its import path: the part itself, or parts that it has."""
+    maker = part(kind, section["name"])
+    if section["name"] not in PARTS[kind]:
+        yield maker
+    for key, inner in _parts_of(maker).items():
+        if key in section:
+            yield from of_the_users_own(inner, section[key])
 
 
 def build(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
@@ -147,17 +174,28 @@ _TYPES = {"int", "float", "str", "bool", "none"}
 
 
 def describe(kind: str, thing: Any) -> dict[str, Any] | None:
-    """Name and settings of a part made of plain values; None for a part of the user's own making."""
-    for name, place in PARTS[kind].items():
-        # by name: to import every part would need every extra
-        if f"{type(thing).__module__}:{type(thing).__qualname__}" == place:
-            parts = _parts_of(type(thing))
-            own = [f.name for f in dataclasses.fields(thing) if f.compare and f.name not in parts]
-            fields = {key: getattr(thing, key) for key in own}
-            if all(_plain(value) for value in fields.values()):
-                plain = {key: value for key, value in fields.items() if value is not None}
-                return {"name": name, **plain, **_described_parts(thing)}
-    return None
+    """Name and settings of a part made of plain values; None for one that cannot be made again from them."""
+    name = _name_of(kind, type(thing))
+    if name is None or not dataclasses.is_dataclass(thing):
+        return None
+    parts = _parts_of(type(thing))
+    own = [f.name for f in dataclasses.fields(thing) if f.compare and f.name not in parts]
+    fields = {key: getattr(thing, key) for key in own}
+    if not all(_plain(value) for value in fields.values()):
+        return None
+    plain = {key: value for key, value in fields.items() if value is not None}
+    return {"name": name, **plain, **_described_parts(thing)}
+
+
+def _name_of(kind: str, maker: type) -> str | None:
+    """The name of a part: ours, or the import path of the user's own; None if it has none."""
+    place = f"{maker.__module__}:{maker.__qualname__}"
+    for name, known in PARTS[kind].items():
+        if known == place:  # by name: to import every part would need every extra
+            return name
+    if "." in maker.__qualname__ or maker.__module__ == "__main__":
+        return None
+    return f"{maker.__module__}.{maker.__qualname__}"
 
 
 def _described_parts(thing: Any) -> dict[str, Any]:

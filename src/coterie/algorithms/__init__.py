@@ -1,11 +1,24 @@
 """What the server asks, in which order, and what it makes of the answers."""
 
-from coterie.algorithms.baselines import Global, Local, Oracle
+from coterie.algorithms.algorithm import Algorithm
 from coterie.algorithms.cfl import CFL
+from coterie.algorithms.federated_averaging import Global, Oracle
 from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.fedx import FedX
 from coterie.algorithms.ifca import IFCA
+from coterie.algorithms.local import Local
 from coterie.algorithms.one_shot_kmeans import OneShotKMeans
 from coterie.algorithms.srfca import SRFCA
 
-__all__ = ["CFL", "IFCA", "SRFCA", "FedSoft", "FedX", "Global", "Local", "OneShotKMeans", "Oracle"]
+__all__ = [
+    "CFL",
+    "IFCA",
+    "SRFCA",
+    "Algorithm",
+    "FedSoft",
+    "FedX",
+    "Global",
+    "Local",
+    "OneShotKMeans",
+    "Oracle",
+]

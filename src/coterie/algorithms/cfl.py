@@ -1,14 +1,14 @@
 """CFL: the Clustered Federated Learning of Sattler, Müller and Samek.
 
 "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy Constraints",
-IEEE TNNLS 2021. A round is federated averaging within each cluster, and `between` is what the server decides
-after it; `clustering/bipartition.py` has the criteria.
+IEEE TNNLS 2021. A round is federated averaging within each cluster, and `pause` is what the server decides
+after it; `bipartition.py` has the criteria.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -18,31 +18,35 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from coterie import keys
-from coterie.aggregate import Aggregator, Mean, Normalise
-from coterie.algorithms.alternating import Told, one_of
-from coterie.algorithms.state import Note, State, Step
-from coterie.clustering.bipartition import PRESETS, Cut, Rule, bipartition, cosines
-from coterie.errors import whole_number
-from coterie.federation.protocol import Answers, Federation
+from coterie.algorithms import known_clusters
+from coterie.algorithms.algorithm import Note, Pause, Round, client_rows, unknown
+from coterie.algorithms.bipartition import PRESETS, Cut, Rule, bipartition, cosines
+from coterie.algorithms.known_clusters import KnownClusters
+from coterie.algorithms.parts.averaging import Averaging, Weight
+from coterie.errors import one_of, whole_number
+from coterie.federation.exchange import Exchange, Server
+from coterie.federation.protocol import Answers, Ask
+from coterie.initialise.random import fresh_models
 from coterie.learn.learner import Learner
 from coterie.models import stacked
 from coterie.words import count
 
 
 class Seen(eqx.Module):
-    """What the updates that clients sent were like."""
+    """What the updates that clients sent were like: see `State`."""
 
-    mean: Float[Any, " k"]  # the length of each cluster's mean update; NaN where nobody sent one
-    longest: Float[Any, " k"]  # that of the longest update of a client
-    # inner products of all updates; NaN for clients that sent none, and everywhere if no cluster is ripe
+    mean: Float[Any, " k"]
+    longest: Float[Any, " k"]
     products: Float[Any, "clients clients"]
 
 
-class Divided(State):
-    """What CFL knows beside the clusters."""
+class State(known_clusters.State):
+    """The clusters, and what their clients' last updates were like."""
 
-    seen: Seen | None = None  # in the last round
+    mean: Float[Array, " k"] | None = None  # the length of each cluster's mean update; NaN: nobody sent one
+    longest: Float[Array, " k"] | None = None  # that of the longest update of a client
+    # inner products of all updates; NaN for clients that sent none, and everywhere if no cluster is ripe
+    products: Float[Array, "clients clients"] | None = client_rows(fill=jnp.nan, axes=2, default=None)
     scale: Float[Array, ""] | None = None  # the length of the longest mean update so far
     fresh: Bool[Array, " k"] | None = None  # which clusters have not trained since they were split
 
@@ -51,7 +55,7 @@ Members = Mapping[int, Int[np.ndarray, " clients"]]  # the clients, by position,
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CFL(Told):
+class CFL(KnownClusters[State]):
     """Clustered Federated Learning: clusters are split in two as long as their clients pull apart.
 
     All clients begin in one cluster, with federated averaging. A cluster is split when (1) its model no
@@ -71,8 +75,9 @@ class CFL(Told):
     gamma
         gamma_max, from 0 to below 1: how far the update of a client may be from what it would be with all the
         data of its true cluster, in proportion to its length. 0 accepts every split that passes (1) and (2).
-        `"auto"` (when not given) is an estimate: 1.1 times the largest sqrt((1 - alpha) / 2) of a client and
-        the one most similar to it. It takes every client to have a fellow in its true cluster.
+        `"auto"` (when not given) is 0 where the two parts explain 1.5 times as much of the updates'
+        directions as noise could in any one direction, and elsewhere 1.5 times the largest
+        sqrt((1 - alpha) / 2) of a client and the one most similar to it: see `bipartition.py`.
     min_size
         The least number of clients in either part: a split that would make a smaller one is not made. 2 when
         not given, since what parts most easily is a single odd client.
@@ -87,7 +92,7 @@ class CFL(Told):
     weight
         How much a client counts in a mean: `"examples"` (when not given) or `"clients"`.
     rounds, participation
-        See `RoundAlgorithm`. (1) to (3) are about the clients that answered in a round. If these call for a
+        See `Algorithm`. (1) to (3) are about the clients that answered in a round. If these call for a
         split and are not all of a cluster, all that are there are asked once more, for an update of the model
         as it is now: the split is made if (1) to (3) hold then, and every client goes where its own update
         belongs. One that does not answer takes the model of lowest loss when it takes part again.
@@ -100,14 +105,7 @@ class CFL(Told):
     warmup: int | None = None
     max_clusters: int | None = None
     preset: Literal["authors"] | None = None
-    weight: Literal["clients", "examples"] = None  # type: ignore[assignment]  # until the preset is known
-    average: Literal["models"] = dataclasses.field(default="models", init=False, repr=False, compare=False)
-    normalise: Normalise | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
-    aggregate: Aggregator = dataclasses.field(default_factory=Mean, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.weight is None:
-            object.__setattr__(self, "weight", "clients" if self.preset == "authors" else "examples")
+    weight: Weight | None = None
 
     @property
     def rule(self) -> Rule:
@@ -117,99 +115,106 @@ class CFL(Told):
         return dataclasses.replace(PRESETS[self.preset], **given)
 
     @property
-    def clusters(self) -> int:
-        return 1  # to begin with
+    def averaging(self) -> Averaging:
+        return Averaging(self.weight or ("clients" if self.preset == "authors" else "examples"))
 
-    def check(self, clients: int) -> None:
-        super().check(clients)
+    def check(self, clients: int, learner: Learner) -> None:
+        super().check(clients, learner)
         one_of("preset", self.preset, *PRESETS)
         self.rule.check()
         if self.max_clusters is not None:
             whole_number("max_clusters", self.max_clusters, 1)
 
-    # -- the state ---------------------------------------------------------------------------------------
+    # all clients begin in one cluster
+    def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
+        return self.state_of(fresh_models(server, key, 1), server.clients)
+        yield
 
-    def begin(self, models: PyTree, clients: int) -> Divided:
-        k = jax.tree.leaves(models)[0].shape[1]
-        assignment = super().begin(models, clients).assignment
-        return Divided(
+    def state_of(self, models: PyTree, clients: int) -> State:
+        k = stacked.count(models)
+        return State(
             models,
-            assignment,
-            seen=_nothing(k, clients),
+            unknown(clients),
+            mean=_unknown(k),
+            longest=_unknown(k),
+            products=_unknown(clients, clients),
             scale=jnp.zeros(()),
             fresh=jnp.zeros(k, bool),
         )
 
-    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
-        assert isinstance(state, Divided) and state.seen is not None
-        missing = federation.clients - state.assignment.shape[1]
-        if not missing:
-            return state
-        products = jnp.pad(state.seen.products, (0, missing), constant_values=jnp.nan)
-        seen = dataclasses.replace(state.seen, products=products)
-        return super().grown(dataclasses.replace(state, seen=seen), federation, learner, key)
-
     # -- a round: federated averaging within each cluster ------------------------------------------------
 
     def eligible(self, state: State) -> Bool[np.ndarray, " clients"] | None:
-        assert isinstance(state, Divided)
-        lost = np.asarray(state.assignment[0]) < 0
+        lost = np.asarray(state.assignment) < 0
         # until new clusters have trained, a client that belongs to none would choose between equal models
         return ~lost if lost.any() and np.asarray(state.fresh).any() else None
 
-    def reduction(self, k: int) -> None:
-        """None: updates are compared with each other."""
+    def ask(self, state: State, round: Round) -> Ask:
+        # all replies are kept: updates are compared with each other
+        return self.averaging.ask(state.models, round.number, only=state.assignment, keep_all=True)
 
-    def followed_up(self, before: State, after: State, answers: Answers) -> State:
-        assert isinstance(before, Divided) and isinstance(after, Divided) and before.fresh is not None
-        seen, scale = self._look(before, answers)
-        return dataclasses.replace(after, seen=seen, scale=scale, fresh=before.fresh & jnp.isnan(seen.mean))
-
-    def _look(self, state: Divided, answers: Answers) -> tuple[Seen, Array]:
-        """What clients made of the models of a state, and the length of the longest mean update so far."""
-        own, cluster, weight, there = (
-            stacked.take(a, (slice(None), 0))
-            for a in (answers.value, answers.cluster, answers.weight, answers.answered)
+    def update(self, state: State, answers: Answers, round: Round) -> State:
+        seen, scale = self._look(state, answers)
+        assert state.fresh is not None
+        return dataclasses.replace(
+            super().update(state, answers, round),
+            mean=seen.mean,
+            longest=seen.longest,
+            products=seen.products,
+            scale=scale,
+            fresh=state.fresh & jnp.isnan(seen.mean),
         )
-        models, population = stacked.take(state.models, 0), state.assignment.shape[1]
+
+    def _look(self, state: State, answers: Answers) -> tuple[Seen, Array]:
+        """What clients made of the models of a state, and the length of the longest mean update so far."""
         looked: tuple[Seen, Array] = _look(
-            self.rule, population, models, state.scale, answers.clients, own, cluster, weight, there
+            self.rule,
+            len(state.assignment),
+            state.models,
+            state.scale,
+            answers.clients,
+            answers.value,
+            answers.cluster,
+            answers.weight,
+            answers.answered,
         )
         return looked
 
     # -- what the server decides after it ----------------------------------------------------------------
 
-    def pauses(self) -> Sequence[int]:
-        return sorted({*range(self.rule.warmup + 1, self.rounds), self.rounds})
-
-    def between(
-        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
-    ) -> tuple[State, Note | None]:
-        assert isinstance(state, Divided) and state.seen is not None
+    def pause(self, server: Server, state: State, done: int) -> Exchange[Pause]:
+        first = self.rule.warmup + 1  # round after which a split is considered
+        if done < first and done < self.rounds:
+            return Pause(state, min(first, self.rounds) - done)
         if done == self.rounds:
-            return state, self._last_look(state)  # a split now would leave two equal models
-        k, most = len(state.seen.mean), self.max_clusters or federation.clients
-        ripe = np.flatnonzero(self.rule.ripe(state.seen.mean, state.seen.longest, state.scale)).tolist()
+            return Pause(state, 0, self._last_look(state))  # a split now would leave two equal models
+        after, note = yield from self._split_where_ripe(server, state, done)
+        return Pause(after, 1, note)
+
+    def _split_where_ripe(
+        self, server: Server, state: State, done: int
+    ) -> Exchange[tuple[State, Note | None]]:
+        seen = Seen(state.mean, state.longest, state.products)
+        k, most = len(seen.mean), self.max_clusters or server.clients
+        ripe = np.flatnonzero(self.rule.ripe(seen.mean, seen.longest, state.scale)).tolist()
         if not ripe or k >= most:
             return state, None
         # as long as there is one cluster, everybody belongs to it, heard of or not
-        home = np.asarray(state.assignment[0]) if k > 1 else np.zeros(federation.clients, np.int32)
-        order = np.argsort(federation.ids.astype(str))  # ties are resolved by id, wherever clients stand
+        home = np.asarray(state.assignment) if k > 1 else np.zeros(server.clients, np.int32)
+        order = np.argsort(server.ids.astype(str))  # ties are resolved by id, wherever clients stand
         members = {c: order[home[order] == c] for c in ripe}
-        wanted = self._cuts(state.seen, state.scale, members)
+        wanted = self._cuts(seen, state.scale, members)
         cuts = {c: cut for c, cut in wanted.items() if sum(cut.sizes) == len(members[c])}
-        there = federation.present()
-        again = {c: members[c][np.isin(members[c], there)] for c in wanted if c not in cuts}
+        again = {c: members[c][np.isin(members[c], server.present)] for c in wanted if c not in cuts}
         again = {c: clients for c, clients in again.items() if len(clients)}
         if again:
-            key = jax.random.fold_in(keys.purpose(seed, "split"), done)
-            second = self._ask_again(federation, state, again, Step(jnp.asarray(done), key))
+            second = yield from self._ask_again(server, state, again, done)
             cuts |= self._cuts(second, state.scale, again)
         large = [c for c in sorted(cuts) if min(cuts[c].sizes) >= self.rule.min_size]
         if not large and not again:
             return state, None
         chosen = {c: cuts[c] for c in large[: most - k]}
-        return _split(state, chosen, members), self._told_of(chosen, again, state)
+        return self._split(state, chosen, members), self._told_of(chosen, again, state)
 
     def _cuts(self, seen: Seen, scale: Any, members: Members) -> dict[int, Cut]:
         """How clusters part, by the updates that were seen, where these call for it."""
@@ -225,23 +230,36 @@ class CFL(Told):
                     cuts[c] = Cut(here[cut.one], here[cut.other], cut.across)
         return cuts
 
-    def _ask_again(self, federation: Federation, state: Divided, members: Members, step: Step) -> Seen:
+    def _ask_again(self, server: Server, state: State, members: Members, done: int) -> Exchange[Seen]:
         """The updates that clients make of the models as they are now, in one exchange."""
-        home = np.full(federation.clients, -1, np.int32)
+        home = np.full(server.clients, -1, np.int32)
         for c, clients in members.items():
             home[clients] = c
         asked = np.flatnonzero(home >= 0)
-        answers = federation.ask(
-            self.task,
-            self.broadcast(state.models, step),
-            each={"only": jnp.asarray(home[asked])[:, None]},
-            clients=federation.select(asked),
-            key=step.key,
-            replicas=self.restarts,
+        ask = self.averaging.ask(
+            state.models, jnp.asarray(done), only=jnp.asarray(home[asked]), keep_all=True
         )
+        key = jax.random.fold_in(server.key("split"), done)
+        answers = yield dataclasses.replace(ask, clients=asked, key=key)
         return self._look(state, answers)[0]
 
-    def _told_of(self, cuts: Mapping[int, Cut], again: Members, state: Divided) -> Note:
+    def _split(self, state: State, cuts: Mapping[int, Cut], members: Members) -> State:
+        """The state after clusters were split: one part keeps the number, the other is a new cluster."""
+        assignment, old = np.array(state.assignment), np.array(state.fresh)
+        parents = list(range(len(old)))
+        for c, cut in cuts.items():
+            assignment[members[c]] = -1  # who did not answer
+            assignment[cut.one], assignment[cut.other] = c, len(parents)
+            parents.append(c)
+        after = self.state_of(stacked.take(state.models, np.array(parents)), len(assignment))
+        return dataclasses.replace(
+            after,
+            assignment=jnp.asarray(assignment),
+            scale=state.scale,
+            fresh=jnp.asarray(old[parents] | np.isin(parents, list(cuts))),
+        )
+
+    def _told_of(self, cuts: Mapping[int, Cut], again: Members, state: State) -> Note:
         """What became of clusters that were to be split."""
         splits = [{"cluster": c, "sizes": list(cut.sizes), "across": cut.across} for c, cut in cuts.items()]
         text = ", ".join(
@@ -252,7 +270,7 @@ class CFL(Told):
             text += f"; {count(sum(map(len, again.values())), 'client')} had been asked once more"
         return Note("split" if cuts else "look", f"{text}.", {**self._measured(state), "splits": splits})
 
-    def _last_look(self, state: Divided) -> Note:
+    def _last_look(self, state: State) -> Note:
         """For those who wonder why there are no more clusters, or no fewer."""
         found = self._measured(state)
         mean, longest = (max((x for x in found[name] if x), default=0.0) for name in ("mean", "longest"))
@@ -263,36 +281,14 @@ class CFL(Told):
         )
         return Note("last look", text, found)
 
-    def _measured(self, state: Divided) -> dict[str, Any]:
+    def _measured(self, state: State) -> dict[str, Any]:
         """How long the updates of the last round were, and what that is compared with."""
-        assert state.seen is not None
         eps1, eps2 = map(float, self.rule.lengths(np.asarray(state.scale)))
         mean, longest = (
             [float(length) if np.isfinite(length) else None for length in np.asarray(lengths)]
-            for lengths in (state.seen.mean, state.seen.longest)
+            for lengths in (state.mean, state.longest)
         )
         return {"eps1": eps1, "eps2": eps2, "mean": mean, "longest": longest}
-
-
-def _split(state: Divided, cuts: Mapping[int, Cut], members: Members) -> Divided:
-    """The state after clusters were split: one part keeps the number, the other is a new cluster."""
-    assignment, old = np.array(state.assignment), np.array(state.fresh)
-    parents = list(range(len(old)))
-    for c, cut in cuts.items():
-        assignment[0, members[c]] = -1  # who did not answer
-        assignment[0, cut.one], assignment[0, cut.other] = c, len(parents)
-        parents.append(c)
-    return dataclasses.replace(
-        state,
-        models=jax.tree.map(lambda a: a[:, np.array(parents)], state.models),
-        assignment=jnp.asarray(assignment),
-        seen=_nothing(len(parents), assignment.shape[1]),
-        fresh=jnp.asarray(old[parents] | np.isin(parents, list(cuts))),
-    )
-
-
-def _nothing(k: int, clients: int) -> Seen:
-    return Seen(_unknown(k), _unknown(k), _unknown(clients, clients))
 
 
 def _unknown(*shape: int) -> Float[Array, "..."]:
@@ -315,11 +311,14 @@ def _look(
     updates = jax.tree.map(
         lambda w, theta: jnp.where(stacked.expand(there, w), w - theta[cluster], 0), own, models
     )
+    # what is no number belongs to its own cluster, and must not enter the others' means as nothing times it
+    spoilt = there & ~jnp.isfinite(_norms(updates))
+    updates = stacked.where(spoilt, jax.tree.map(jnp.zeros_like, updates), updates)
     member = jax.nn.one_hot(cluster, stacked.count(models)) * there[:, None]
     counts = member * jnp.where(there, weight, 0)[:, None]
     whole = counts.sum(0)
     means = stacked.weighted(updates, counts / jnp.where(whole > 0, whole, 1))
-    mean = jnp.where(whole > 0, _norms(means), jnp.nan)
+    mean = jnp.where((whole > 0) & ~((member * spoilt[:, None]).sum(0) > 0), _norms(means), jnp.nan)
     longest = jnp.where(whole > 0, jnp.max(member * _norms(updates)[:, None], axis=0), jnp.nan)
     scale = jnp.maximum(scale, jnp.max(jnp.where(jnp.isfinite(mean), mean, 0)))
     blank = _unknown(len(clients), len(clients))

@@ -1,34 +1,43 @@
 """FedSoft: soft clustered federated learning with proximal local updating, of Ruan and Joe-Wong.
 
 "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022. Its Algorithm 1 has two
-halves. `between` is the first, every few rounds: clients tell how important each cluster is to them. `round`
-is the second: the clients that were selected for some cluster (`selected`) train, and the centres are their
-means.
+halves. `pause` is the first, every few rounds: clients tell how important each cluster is to them. `ask` and
+`update` are the second: the clients that were selected for some cluster (`selected`) train, and the centres
+are their means.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from coterie import keys
-from coterie.algorithms.alternating import one_of
-from coterie.algorithms.restarts import lowest_loss
-from coterie.algorithms.rounds import RoundAlgorithm
-from coterie.algorithms.state import Note, Outcome, Result, State, Step
-from coterie.errors import FederationError, SettingError
-from coterie.federation.protocol import Federation
-from coterie.initialise import Given, Random
-from coterie.learn import soft
+from coterie.algorithms import algorithm
+from coterie.algorithms.algorithm import (
+    Algorithm,
+    Draw,
+    Note,
+    Pause,
+    Result,
+    Round,
+    client_rows,
+    lowest_loss,
+    unknown,
+)
+from coterie.algorithms.parts import clusters
+from coterie.errors import FederationError, SettingError, diverged, one_of
+from coterie.federation.exchange import Exchange, Server
+from coterie.federation.protocol import Answers, Ask
+from coterie.initialise import Random
+from coterie.initialise.random import fresh_model
 from coterie.learn.learner import Learner
+from coterie.learn.soft import CountNearest, TrainBetween
 from coterie.models import stacked
 from coterie.words import count
 
@@ -36,23 +45,18 @@ MOST = 2**31 - 1  # examples that a client can have: their number is kept in 32 
 LISTED = 10_000  # so many importance weights are told in the history; more would be a data set of their own
 
 
-class Soft(State):
-    """What FedSoft knows beside the centres, which are `models`: the clients' examples, and their models."""
+class State(algorithm.State):
+    """The centres, which are `models`, and the clients: how their examples divide, and their own models."""
 
     # n_is, how many examples are nearest to each centre; all 0 while that is not known
-    counts: Int[Array, "clients k"] = eqx.field(kw_only=True)
-    losses: Float[Array, "clients k"] = eqx.field(kw_only=True)  # at the last count; NaN if not told
-    own: PyTree = eqx.field(kw_only=True)  # (clients, ...): w_i
-
-
-class Selection(Step):
-    """A round, and for which clusters each of the clients asked was selected."""
-
-    member: Bool[Array, "asked k"] = eqx.field(kw_only=True)
+    counts: Int[Array, "clients k"] = client_rows(fill=0, kw_only=True)
+    losses: Float[Array, "clients k"] = client_rows(fill=jnp.nan, kw_only=True)  # at the last count
+    own: PyTree = client_rows(like="first", kw_only=True)  # (clients, ...): w_i
+    first: PyTree = dataclasses.field(kw_only=True)  # where all w_i start
 
 
 @dataclasses.dataclass(frozen=True)
-class FedSoft(RoundAlgorithm):
+class FedSoft(Algorithm[State]):
     """FedSoft: clients whose examples are a mixture of several sources belong to several clusters.
 
     Every client trains one model of its own, which the centres of all clusters draw to themselves, each as
@@ -95,15 +99,12 @@ class FedSoft(RoundAlgorithm):
         default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
     )
     preset: Literal["authors"] | None = dataclasses.field(default=None, kw_only=True)
-    # who takes part is what `select` says
-    participation: float | int = dataclasses.field(init=False, default=1.0, repr=False, compare=False)
 
-    def check(self, clients: int) -> None:
-        super().check(clients)
-        if self.k < 1:
-            raise SettingError(f"k must be at least 1, not {self.k}.")
-        if self.k > clients:
-            raise SettingError(f"k={self.k} clusters need at least as many clients; there are {clients}.")
+    def check(self, clients: int, learner: Learner) -> None:
+        super().check(clients, learner)
+        clusters.check_number(self.k, clients)
+        if self.participation != 1.0:
+            raise SettingError("who takes part in FedSoft is what `select` says: leave participation out.")
         if self.select is not None and (isinstance(self.select, bool) or self.select < 1):
             raise SettingError(
                 f"select must be a number of clients from 1 up, or None for all, not {self.select}."
@@ -120,85 +121,56 @@ class FedSoft(RoundAlgorithm):
 
     # -- the state ---------------------------------------------------------------------------------------
 
-    def start(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> Soft:
-        initialise = self.init if callable(self.init) else Given(self.init)
-        models = initialise(federation, learner, keys.grid(key, 1, self.k))
-        return self._begun_with(models, self._fresh(federation, learner, key), federation.clients)
+    def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
+        models = yield from clusters.initialiser(self.init)(server, key, self.k)
+        first = fresh_model(server, key, self.k)  # not that of any cluster
+        own = jax.tree.map(lambda a: jnp.broadcast_to(a, (server.clients, *a.shape)), first)
+        return dataclasses.replace(self.state_of(models, server.clients), own=own, first=first)
 
-    def _fresh(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> PyTree:
-        """The model that all clients start from: not that of any cluster."""
-        return stacked.take(Random()(federation, learner, keys.grid(key, 1, self.k + 1)[:, self.k :]), (0, 0))
-
-    def _begun_with(self, models: PyTree, one: PyTree, clients: int) -> Soft:
-        return Soft(
+    def state_of(self, models: PyTree, clients: int) -> State:
+        first = stacked.take(models, 0)
+        return State(
             models,
-            jnp.full((1, clients), -1, jnp.int32),
+            unknown(clients),
             counts=jnp.zeros((clients, self.k), jnp.int32),
             losses=jnp.full((clients, self.k), jnp.nan),
-            own=jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)), one),
-        )
-
-    def template(self, federation: Federation, learner: Learner, models: int | None = None) -> Soft:
-        one = learner.shapes(federation.spec)
-        centres = stacked.repeated(stacked.repeated(one, self.k), 1)
-        shapes: Soft = jax.eval_shape(lambda m, o: self._begun_with(m, o, federation.clients), centres, one)
-        return shapes
-
-    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
-        assert isinstance(state, Soft)
-        there = state.assignment.shape[1]
-        if there == federation.clients:
-            return state
-        one = self._fresh(federation, learner, key)
-        fresh = self._begun_with(state.models, one, federation.clients)
-
-        def joined(new: Array, old: Array) -> Array:
-            return new.at[:there].set(old)
-
-        return Soft(
-            state.models,
-            fresh.assignment.at[:, :there].set(state.assignment),
-            counts=joined(fresh.counts, state.counts),
-            losses=joined(fresh.losses, state.losses),
-            own=jax.tree.map(joined, fresh.own, state.own),
+            own=jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)), first),
+            first=first,
         )
 
     # -- every `interval` rounds: importance ---------------------------------------------------------------
 
-    def pauses(self) -> Sequence[int]:
-        return sorted({*range(0, self.rounds, self.interval), self.rounds})
+    def pause(self, server: Server, state: State, done: int) -> Exchange[Pause]:
+        state, note = yield from self._count(server, state, done)
+        return Pause(state, min(self.interval, self.rounds - done), note)
 
-    def between(
-        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
-    ) -> tuple[State, Note]:
-        assert isinstance(state, Soft)
+    def _count(self, server: Server, state: State, done: int) -> Exchange[tuple[State, Note]]:
         # the server sends all centres to all clients; each counts, for each of its examples, the centre with
         # the lowest loss on it
-        answers = federation.ask(
-            soft.count_nearest,
-            {"models": stacked.take(state.models, 0)},
-            key=jax.random.fold_in(keys.purpose(seed, "importance"), done),
-        )
+        key = jax.random.fold_in(server.key("importance"), done)
+        answers = yield Ask(CountNearest(state.models), key=key)
         heard = np.asarray(answers.answered)
         # a client that was silent keeps what it told before; whatever a client says is a number of examples
-        said = np.clip(answers.report["counts"], 0, MOST // self.k)
+        said = np.clip(answers.report.counts, 0, MOST // self.k)
         counts = np.where(heard[:, None], said, np.asarray(state.counts))
         known = counts.sum(axis=1) > 0
         if not known.any():
             raise FederationError(
                 "no client has told which centres fit its examples: nobody can be selected."
             )
-        told = lowest_loss(np.array(answers.report["losses"])[:, None], heard[:, None])
+        losses, _, objective = lowest_loss(answers)
+        if not np.isfinite(objective):
+            raise diverged(f"after {count(done, 'round')}")
         importance = np.asarray(self.importance(jnp.asarray(counts)))
         assignment = np.where(known, importance.argmax(axis=1), -1).astype(np.int32)
         after = dataclasses.replace(
             state,
-            assignment=jnp.asarray(assignment)[None],
+            assignment=jnp.asarray(assignment),
             counts=jnp.asarray(counts, jnp.int32),
-            losses=jnp.asarray(told.losses, jnp.float32),
+            losses=jnp.asarray(losses, jnp.float32),
         )
         details: dict[str, Any] = {"sure": _sure(counts[known])}
-        if done == self.length and importance.size <= LISTED:
+        if done == self.rounds and importance.size <= LISTED:
             details["importance"] = importance.astype(float).round(6).tolist()
         return after, Note("importance", self._text(details["sure"], assignment, heard), details)
 
@@ -229,25 +201,23 @@ class FedSoft(RoundAlgorithm):
     # -- every round -----------------------------------------------------------------------------------------
 
     def eligible(self, state: State) -> Bool[np.ndarray, " clients"]:
-        assert isinstance(state, Soft)
         known: np.ndarray = np.asarray(state.counts).sum(axis=1) > 0
         return known
 
-    def selected(
-        self, federation: Federation, state: State, seed: int, first: int, last: int
-    ) -> Bool[np.ndarray, "rounds clients k"]:
+    def selected(self, server: Server, state: State, rounds: range) -> Bool[np.ndarray, "rounds clients k"]:
         """Sel_s of each of these rounds: `select` clients, drawn one after another with probabilities v_s.
 
         Client i rings after an exponential time of rate v_si, and the first to ring are selected. The time is
         drawn for the seed, the round, the cluster and the client's id, so it depends on nothing else.
         """
-        assert isinstance(state, Soft) and self.select is not None
+        assert self.select is not None
         known = self.eligible(state)
-        here = known & np.isin(np.arange(len(known)), federation.present())
+        here = known & np.isin(np.arange(len(known)), server.present)
         # those that are away are waited for only if there is nobody else
         rates = np.asarray(self.weights(state.counts)) * (here if here.any() else known)[:, None]
-        tokens = jnp.asarray(keys.words(keys.tokens(federation.ids)))
-        words = np.asarray(_words(keys.purpose(seed, "selection"), jnp.arange(first, last), tokens, self.k))
+        tokens = jnp.asarray(keys.words(keys.tokens(server.ids)))
+        numbers = jnp.arange(rounds.start, rounds.stop)
+        words = np.asarray(_words(server.key("selection"), numbers, tokens, self.k))
         uniform = (words[..., 0] * 2.0**-32 + words[..., 1] * 2.0**-64) + 2.0**-65
         ring = np.full(uniform.shape, np.inf)
         np.divide(-np.log(uniform), rates, out=ring, where=rates > 0)
@@ -257,65 +227,45 @@ class FedSoft(RoundAlgorithm):
         np.put_along_axis(chosen, first_to_ring, np.isfinite(np.take_along_axis(ring, first_to_ring, 1)), 1)
         return chosen
 
-    def drawn(
-        self, federation: Federation, state: State, seed: int, first: int, last: int
-    ) -> Int[np.ndarray, "rounds asked"] | None:
+    def draw(self, server: Server, state: State, rounds: range) -> Draw | None:
         if self.select is None:
             known = np.flatnonzero(self.eligible(state))
-            return None if len(known) == federation.clients else np.tile(known, (last - first, 1))
-        union = self.selected(federation, state, seed, first, last).any(axis=2)
+            return None if len(known) == server.clients else Draw(np.tile(known, (len(rounds), 1)))
+        chosen = self.selected(server, state, rounds)
         # in ascending order, then blank: as many places in every round as there can be clients
-        places = np.sort(np.where(union, np.arange(federation.clients), federation.clients), axis=1)
-        return places[:, : self.k * self.select]
+        every = np.where(chosen.any(axis=2), np.arange(server.clients), server.clients)
+        places = np.sort(every, axis=1)[:, : self.k * self.select]
+        nobody = np.zeros((len(rounds), 1, self.k), bool)  # at the position that stands for it
+        member = np.take_along_axis(np.concatenate([chosen, nobody], axis=1), places[:, :, None], axis=1)
+        return Draw(places, jnp.asarray(member))
 
-    def _steps(self, federation: Federation, state: State, seed: int, first: int, last: int) -> Step:
-        step = super()._steps(federation, state, seed, first, last)
-        if self.select is None:
-            return step
-        chosen = self.selected(federation, state, seed, first, last)
-        nobody = np.zeros((last - first, 1, self.k), bool)  # at the position that stands for it
-        places = np.asarray(step.clients.clients)[:, :, None]
-        member = np.take_along_axis(np.concatenate([chosen, nobody], axis=1), places, axis=1)
-        return Selection(step.round, step.key, step.clients, member=jnp.asarray(member))
-
-    def round(
-        self, federation: Federation, learner: Learner, state: State, step: Step
-    ) -> tuple[State, Outcome]:
-        assert isinstance(state, Soft)
-        asked = jnp.arange(federation.clients) if step.clients is None else step.clients.clients
-        centres, own = stacked.take(state.models, 0), stacked.take(state.own, asked)
+    def ask(self, state: State, round: Round) -> Ask:
         # selected clients download c_s and make h_i small, each from where it was
-        answers = federation.ask(
-            soft.train_between,
-            {"models": centres, "round": step.round},
-            each={"model": own, "pulls": self.pull * self.importance(state.counts)[asked]},
-            clients=step.clients,
-            key=step.key,
-        )
-        kept = stacked.where(answers.answered, answers.value, own)
+        pulls = self.pull * self.importance(state.counts)
+        return Ask(TrainBetween(state.models, round.number, state.own, pulls))
+
+    def update(self, state: State, answers: Answers, round: Round) -> State:
         # c_s <- 1/K sum over Sel_s of w_i, or sum of v_si w_i; of those that answered, if any did
-        member = step.member if isinstance(step, Selection) else self.weights(state.counts)[asked]
+        member = self.weights(state.counts)[answers.clients] if round.drawn is None else round.drawn
         weights = jnp.where(answers.answered[:, None], member, 0.0)
         whole = weights.sum(axis=0)
-        means = stacked.weighted(kept, weights / jnp.where(whole > 0, whole, 1))
-        models = stacked.where(whole > 0, means, centres)
-        after = dataclasses.replace(
+        own = stacked.where(answers.answered, answers.value, jax.tree.map(jnp.zeros_like, answers.value))
+        means = stacked.weighted(own, weights / jnp.where(whole > 0, whole, 1))
+        return dataclasses.replace(
             state,
-            models=jax.tree.map(lambda a: a[None], models),
-            own=jax.tree.map(lambda every, new: every.at[asked].set(new), state.own, kept),
+            models=stacked.where(whole > 0, means, state.models),
+            own=answers.updated(state.own, answers.value),
         )
-        loss = answers.report["loss"][:, None]
-        return after, Outcome.of(answers, loss, state.assignment, self.k)
 
-    def finish(self, federation: Federation, learner: Learner, state: State, seed: int) -> Result:
-        assert isinstance(state, Soft)
+    def finish(self, server: Server, state: State) -> Exchange[Result]:
         return Result(
-            np.asarray(state.assignment[0]),
-            stacked.take(state.models, 0),
+            np.asarray(state.assignment),
+            state.models,
             losses=np.asarray(state.losses),
             shares=np.asarray(self.importance(state.counts)),
             personal=state.own,
         )
+        yield
 
 
 def _sure(counts: Int[np.ndarray, "clients k"]) -> float:

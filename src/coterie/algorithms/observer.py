@@ -1,47 +1,60 @@
-"""Who watches a run."""
+"""Who watches a run: progress, checkpoints and trackers, as many as there are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.algorithms.state import State
+from coterie.algorithms.algorithm import State
 from coterie.clustering.history import Record
 from coterie.data.shards import Spec
-from coterie.federation.protocol import Federation
-
-Arrays = Mapping[str, Any]
 
 
-class Observer(Protocol):
-    """Watches a run: shows progress, writes it down, restores it."""
+class Place(NamedTuple):
+    """Where a run stands: rounds `first` to `last` follow one another without a pause."""
 
-    def clients(self) -> tuple[np.ndarray, Spec] | None:
-        """The ids of the clients so far, by position, and the shape of an example; None to start afresh."""
-        ...
-
-    def resume(self, restored: Callable[[Arrays], State]) -> tuple[State, list[Record]] | None:
-        """The state to start from, and what led there; None to start afresh.
-
-        `restored` makes a state of the arrays that were kept.
-        """
-        ...
-
-    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
-        """Something happened: the state after it, with whom, what it was, and how many rounds are done."""
-        ...
+    done: int = 0  # rounds
+    first: int = 0
+    last: int = 0
+    ended: bool = False  # whether no more rounds follow
 
 
-class Unobserved:
-    """Watches nothing."""
+class Moment(NamedTuple):
+    """A run at one moment."""
 
-    def clients(self) -> None:
+    states: State  # a leading axis of starts
+    place: Place
+    ids: np.ndarray  # of the clients, by position
+    spec: Spec
+    new: Sequence[Record]  # what has happened since the last moment
+
+
+class Saved(NamedTuple):
+    """A run as it was kept."""
+
+    arrays: Mapping[str, Any]  # of the states, by name
+    place: Place
+    ids: np.ndarray
+    spec: Spec
+    records: Sequence[Record]
+    source: str = "the saved run"  # what it was read from
+
+
+class Observer:
+    """Watches a run.
+
+    Of several observers each is told everything, one after another; a run is continued from what the first
+    of them has kept that has kept anything.
+    """
+
+    def saved(self) -> Saved | None:
+        """The run that is to be continued; None to start afresh."""
         return None
 
-    def resume(self, restored: Callable[[Arrays], State]) -> None:
-        return None
+    def resumed(self, moment: Moment) -> None:
+        """The run goes on from what was kept, by whomever; all that led there is `new`."""
 
-    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
-        pass
+    def after(self, moment: Moment) -> None:
+        """Something happened."""

@@ -1,25 +1,29 @@
-"""Cluster once, by the models that clients train alone, and then train for each cluster."""
+"""Cluster once, by the models that clients train alone, and then train for each cluster, or not at all."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
-from coterie import keys
-from coterie.algorithms.alternating import Told
-from coterie.algorithms.state import Note, State
+from coterie.aggregate import Aggregator, Denominator, Mean
+from coterie.algorithms.algorithm import Note, Pause, unknown
+from coterie.algorithms.known_clusters import KnownClusters, State
+from coterie.algorithms.parts import clusters
+from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.errors import SettingError
-from coterie.federation.protocol import Federation
+from coterie.federation.exchange import Exchange, Server
 from coterie.initialise.one_shot import OneShot
+from coterie.initialise.random import fresh_models
 from coterie.learn.learner import Learner
+from coterie.learn.tasks import Send
 from coterie.words import count
 
 
 @dataclasses.dataclass(frozen=True)
-class OneShotKMeans(Told):
+class OneShotKMeans(KnownClusters[State]):
     """One-shot clustering: local models, k-means on their parameters, then federated averaging per cluster.
 
     A client's cluster never changes, so that it is sent one model only; a client that joins later takes the
@@ -32,44 +36,58 @@ class OneShotKMeans(Told):
         was is in `history.events`. (A silhouette cannot tell that all clients are alike.)
     alone
         For how many rounds of its local update each client trains before its model is clustered.
+    rounds
+        Of federated averaging afterwards. With 0 the models are the means of the clients' own: Local-KMeans
+        of the SR-FCA paper, which has a single exchange at the end of training.
     most
         The largest number of clusters that is tried.
-    weight, average, normalise, aggregate, rounds, participation
-        See `Alternating` and `RoundAlgorithm`.
+    weight, average, normalise, aggregate
+        See `Averaging`.
+    participation
+        See `Algorithm`.
     """
 
     k: int | None = None
     alone: int = dataclasses.field(default=20, kw_only=True)
     most: int = dataclasses.field(default=10, kw_only=True)
+    weight: Weight = dataclasses.field(default="clients", kw_only=True)
+    average: Send = dataclasses.field(default="models", kw_only=True)
+    normalise: Denominator = dataclasses.field(default="cluster", kw_only=True)
+    aggregate: Aggregator = dataclasses.field(
+        default_factory=Mean, kw_only=True, metadata={"part": "aggregate"}
+    )
 
-    @property
-    def clusters(self) -> int:
-        return 1 if self.k is None else self.k
+    least_rounds: ClassVar[int] = 0
 
-    def check(self, clients: int) -> None:
-        super().check(clients)
-        if self.most < 2:
-            raise SettingError(f"most must be at least 2 clusters, not {self.most}.")
-        if self.k is None and clients < 3:
-            raise SettingError(f"a silhouette needs at least 3 clients, and there are {clients}: give k.")
+    def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
+        return self.state_of(fresh_models(server, key, self.k or 1), server.clients)
+        yield
 
-    def pauses(self) -> Sequence[int]:
-        return (0,)
+    def state_of(self, models: PyTree, clients: int) -> State:
+        return State(models, unknown(clients), self.averaging.start(models))
 
-    def between(
-        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
-    ) -> tuple[State, Note]:
-        return self.grouped(federation, learner, keys.purpose(seed, "init"))
-
-    def grouped(self, federation: Federation, learner: Learner, key: Key[Array, ""]) -> tuple[State, Note]:
-        """The clusters, by the models that clients train alone."""
+    def pause(self, server: Server, state: State, done: int) -> Exchange[Pause]:
+        if done > 0:
+            return Pause(state, 0)
         numbers = range(2, self.most + 1) if self.k is None else [self.k]
-        found = OneShot(self.alone).grouped(federation, learner, keys.grid(key, 1, 1), numbers)
+        found = yield from OneShot(self.alone).grouped(server, server.start_key(0), numbers)
         text = f"k-means on the models that clients trained alone: {count(found.k, 'cluster')}"
         if found.silhouettes:
             best, tried = found.silhouettes[found.k], max(found.silhouettes)
             text += f", whose silhouette of {best:.2f} is the highest of 2 to {tried}"
         details = {"silhouettes": {str(number): value for number, value in found.silhouettes.items()}}
-        return State(found.models, jnp.asarray(found.labels, jnp.int32)), Note(
-            "one-shot", f"{text}.", details
-        )
+        labels = jnp.asarray(found.labels, jnp.int32)
+        after = State(found.models, labels, self.averaging.start(found.models))
+        return Pause(after, self.rounds, Note("one-shot", f"{text}.", details))
+
+    @property
+    def averaging(self) -> Averaging:
+        return Averaging(self.weight, self.average, self.normalise, self.aggregate)
+
+    def check(self, clients: int, learner: Learner) -> None:
+        super().check(clients, learner)
+        clusters.check_number(self.k, clients)
+        if self.most < 2:
+            raise SettingError(f"most must be at least 2 clusters, not {self.most}.")
+        if self.k is None and clients < 3:
+            raise SettingError(f"a silhouette needs at least 3 clients, and there are {clients}: give k.")

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Bool, Float, Int
 
-from coterie.algorithms.state import Note, Outcome
-from coterie.clustering.history import START, Event, Record, RoundLog
-from coterie.federation.counted import Count
+from coterie.algorithms.algorithm import Alone, Note
+from coterie.clustering.history import Event, RoundLog
+from coterie.federation.protocol import Answers, Traffic
+from coterie.learn.task import Task
+
+NO_ANSWER = "no answer"
+
+
+class Outcome(eqx.Module):
+    """What a round tells the history; of all starts."""
+
+    loss: Float[Array, " starts"]  # mean over the clients that answered
+    assignment: Int[Array, "starts clients"]
+    clients: Int[Array, " asked"]
+    answered: Bool[Array, " asked"]
+    traffic: Traffic
+    work: tuple[Int[Array, ""], Int[Array, ""]]
+    clusters: int = eqx.field(static=True)
+    failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position and reason
+
+    @classmethod
+    def of(cls, answers: Answers, task: Task, only: Any, assignment: Array, clusters: int) -> Outcome:
+        """The outcome of a round in which this was asked and answered."""
+        loss, answered = answers.report.loss, answers.answered
+        count = answered.sum(1)
+        # a round in which nobody answered tells nothing of the loss
+        mean = jnp.where(count > 0, jnp.where(answered, loss, 0).sum(1) / jnp.maximum(count, 1), jnp.nan)
+        return cls(
+            loss=mean,
+            assignment=assignment,
+            clients=answers.clients,
+            answered=answered.any(0),
+            traffic=answers.traffic,
+            work=work_of(task, only, answered),
+            clusters=clusters,
+            failures=answers.failures,
+        )
+
+
+def work_of(task: Task, only: Any, answered: Bool[Any, "starts asked"]) -> tuple[Any, Any]:
+    """How many losses clients computed to compare models, and how many local updates they carried out."""
+    models = jax.tree.leaves(getattr(task, "models", None))
+    each = task.compared(models[0].shape[1]) if models else 0
+    losses = each * (answered if only is None else answered & (only < 0)).sum()
+    return losses, (jnp.asarray(task.updates()) * answered).sum()
+
+
+@dataclass
+class Count:
+    """Exchanges with clients, and what they took."""
+
+    asks: int = 0
+    bytes_down: int = 0
+    bytes_spared: int = 0
+    bytes_up: int = 0
+    losses: int = 0
+    updates: int = 0
+    failures: dict[int, str] = field(default_factory=dict)  # the last of each client: position, reason
+
+    def add(self, answers: Answers, task: Task, only: Any) -> None:
+        """One exchange more, of all starts."""
+        down, spared, up = answers.traffic.total(np.asarray(np.any(answers.answered, axis=0)))
+        losses, updates = work_of(task, only, answers.answered)
+        self.asks += 1
+        self.bytes_down += down
+        self.bytes_spared += spared
+        self.bytes_up += up
+        self.losses += int(losses)
+        self.updates += int(updates)
+        self.failures |= dict(answers.failures)
 
 
 def _changes(
-    before: Int[np.ndarray, "restarts clients"], now: Int[np.ndarray, "restarts clients"], clusters: int
+    before: Int[np.ndarray, "starts clients"], now: Int[np.ndarray, "starts clients"], clusters: int
 ) -> tuple[list[list[list[int]]], list[list[int]]]:
-    """For each restart, who moved where, and how many clients each cluster has."""
+    """For each start, who moved where, and how many clients each cluster has."""
     moved = [
         np.stack([np.flatnonzero(changed), row[changed]], axis=1).tolist()
         for changed, row in zip(now != before, now, strict=True)
@@ -26,14 +97,15 @@ def _changes(
 def event(
     done: int,
     note: Note,
-    before: Int[np.ndarray, "restarts clients"],
-    now: Int[np.ndarray, "restarts clients"],
+    before: Int[np.ndarray, "starts clients"],
+    now: Int[np.ndarray, "starts clients"],
     clusters: int,
     count: Count,
     seconds: float,
 ) -> Event:
     """What happened after so many rounds, given what clients were known to belong to before and after it."""
     moved, sizes = _changes(before, now, clusters)
+    cost = {name: value for name, value in asdict(count).items() if name != "failures"}
     return Event(
         after=done,
         name=note.name,
@@ -42,14 +114,14 @@ def event(
         moved=moved,
         sizes=sizes,
         seconds=seconds,
-        **asdict(count),
+        **cost,
     )
 
 
 def log(
     number: int,
     outcome: Outcome,
-    before: Int[np.ndarray, "restarts clients"],
+    before: Int[np.ndarray, "starts clients"],
     seconds: float,
     ids: np.ndarray,
 ) -> RoundLog:
@@ -61,7 +133,7 @@ def log(
     asked = np.asarray(outcome.clients)
     real = asked < len(ids)  # a place may be blank
     for client in asked[real & ~answered].tolist():
-        reasons.setdefault(client, "no answer")
+        reasons.setdefault(client, NO_ANSWER)
     missing: dict[str, list[str]] = {}
     for client, reason in sorted(reasons.items()):
         missing.setdefault(reason, []).append(str(ids[client]))
@@ -76,11 +148,47 @@ def log(
         bytes_down=down,
         bytes_spared=spared,
         bytes_up=up,
+        losses=int(outcome.work[0]),
+        updates=int(outcome.work[1]),
         seconds=seconds,
         missing=missing,
     )
 
 
-def told_at(done: int, record: Record) -> bool:
-    """Whether a record is that of the pause after so many rounds."""
-    return isinstance(record, Event) and record.after == done and record.name != START
+def logs_alone(
+    first: int,
+    alone: Alone,
+    before: Int[np.ndarray, "starts clients"],
+    now: Int[np.ndarray, "starts clients"],
+    count: Count,
+    seconds: float,
+    ids: np.ndarray,
+) -> list[RoundLog]:
+    """Rounds that clients carried out by themselves, in one exchange, which counts in the first of them."""
+    rounds, known, logs = alone.drawn.shape[1], before, []
+    for t, drawn in enumerate(alone.drawn.T):
+        told = drawn & alone.heard
+        missing: dict[str, list[str]] = {}
+        for client in np.flatnonzero(drawn & ~alone.heard).tolist():
+            missing.setdefault(count.failures.get(client, NO_ANSWER), []).append(str(ids[client]))
+        was, known = known, np.where(drawn, now, known)  # a client has a model from its first round on
+        moved, sizes = _changes(was, known, now.shape[1])
+        logs.append(
+            RoundLog(
+                round=first + t,
+                loss=[float(alone.losses[told, t].mean()) if told.any() else np.nan],
+                changed=[len(moves) for moves in moved],
+                sizes=sizes,
+                moved=moved,
+                asked=int(drawn.sum()),
+                answered=int(told.sum()),
+                bytes_down=count.bytes_down if t == 0 else 0,
+                bytes_spared=0,
+                bytes_up=count.bytes_up if t == 0 else 0,
+                losses=0,
+                updates=count.updates if t == 0 else 0,
+                seconds=seconds / rounds,
+                missing=missing,
+            )
+        )
+    return logs

@@ -1,47 +1,51 @@
 """SR-FCA: the Successive Refine Federated Clustering Algorithm of Vardhan, Ghosh and Mazumdar.
 
-"An Improved Federated Clustering Algorithm with Model-based Clustering". `between` is Algorithm 1: ONE_SHOT
+"An Improved Federated Clustering Algorithm with Model-based Clustering". `pause` is Algorithm 1: ONE_SHOT
 before the first round, RECLUSTER (Algorithm 2) and MERGE (Algorithm 4) after the rounds of each REFINE.
-`round` is one pass of the loop of TrimmedMeanGD (Algorithm 3), for all clusters at once.
+`ask` and `update` are one pass of the loop of TrimmedMeanGD (Algorithm 3), for all clusters at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from coterie import keys
-from coterie.aggregate import Aggregator, Normalise, Sums, TrimmedMean
-from coterie.algorithms.alternating import Told, one_of
-from coterie.algorithms.state import Note, Outcome, State, Step
-from coterie.clustering import graph, threshold
-from coterie.clustering.distances import L2, Clusters, CrossLoss, Distance
+from coterie.aggregate import TrimmedMean
+from coterie.algorithms import graph, known_clusters, threshold
+from coterie.algorithms.algorithm import Note, Pause, Round, client_rows, unknown
+from coterie.algorithms.distances import Clusters, check_distance, distance_of
+from coterie.algorithms.known_clusters import KnownClusters
+from coterie.algorithms.parts import resampling
+from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.errors import SettingError, diverged
-from coterie.federation.protocol import Federation
-from coterie.initialise.one_shot import trained_alone
+from coterie.federation.exchange import Exchange, Server
+from coterie.federation.protocol import Answers, Ask
+from coterie.initialise.alone import trained_alone
+from coterie.initialise.one_shot import mean_models
+from coterie.initialise.random import fresh_models
 from coterie.learn.learner import Learner
+from coterie.learn.shard import Part
+from coterie.learn.tasks import Send
 from coterie.models import stacked
 from coterie.words import count
 
-DISTANCES: dict[str, type[Distance]] = {"cross_loss": CrossLoss, "l2": L2}
 
+class State(known_clusters.State):
+    """The clustering C_r and its models, and what ONE_SHOT found out."""
 
-class Refined(State):
-    """What SR-FCA knows beside the clusters: where all training starts, and the clients' own models."""
-
-    first: PyTree = None  # (1, 1, ...): w_0
-    own: Float[Array, "clients known"] | None = None  # what the distance has to know of each w_i
+    first: PyTree = None  # w_0, (1, ...)
+    # what the distance has to know of each w_i
+    own: Float[Array, "clients known"] | None = client_rows(fill=jnp.nan, default=None)
     threshold: Float[Array, ""] | None = None  # lambda
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SRFCA(Told):
+class SRFCA(KnownClusters[State]):
     """The Successive Refine Federated Clustering Algorithm: it finds the number of clusters by itself.
 
     Every client trains alone, and clients whose models are near each other form a cluster (ONE_SHOT). Then, a
@@ -76,8 +80,16 @@ class SRFCA(Told):
         `"models"`, trained by some local steps each (section 5), or `"gradients"` (Algorithm 3).
     radius
         Models are kept within this distance of the origin: the set W that Algorithm 3 projects onto.
-    weight, participation
-        See `Alternating` and `RoundAlgorithm`. Clients that belong to no cluster are not drawn.
+    resample
+        Cut each shard into 1 + R parts: one for ONE_SHOT and one for each REFINE, before which clients train
+        alone anew (Theorem 4.11). The paper needs it for its theory alone (Remark 4.12).
+    final_rounds, final_proximal
+        Further rounds of FedAvg without trimming within the clusters that were found, with mu of a proximal
+        term (FedProx): what section 6 proposes.
+    weight
+        How much a client counts: see `Averaging`.
+    participation
+        See `Algorithm`. Clients that belong to no cluster are not drawn.
     """
 
     threshold: float | str = "auto"
@@ -87,137 +99,105 @@ class SRFCA(Told):
     distance: Any = "cross_loss"
     init_steps: int | None = None
     warm: bool = False
+    average: Send = "models"
+    weight: Weight = "clients"
     radius: float | None = None
-    aggregate: Aggregator = dataclasses.field(init=False, repr=False, compare=False)
+    resample: bool = False
+    final_rounds: int = 0
+    final_proximal: float = 0.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "aggregate", TrimmedMean(self.trim))
+    def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
+        if self.resample:
+            what_for = "an example for ONE_SHOT and one for every REFINE"
+            yield from resampling.check_sizes(server, 1 + self.refines, what_for)
+        state = self.state_of(fresh_models(server, key, 1), server.clients)
+        return dataclasses.replace(state, first=state.models)
 
-    @property
-    def clusters(self) -> int:
-        return 1  # as far as is known at the start
-
-    @property
-    def length(self) -> int:
-        return self.refines * self.rounds
-
-    @property
-    def printed(self) -> Normalise:
-        return "cluster"
-
-    @property
-    def metric(self) -> Distance:
-        """How far apart models are."""
-        return DISTANCES[self.distance]() if isinstance(self.distance, str) else self.distance
-
-    def check(self, clients: int) -> None:
-        super().check(clients)
-        threshold.check(self.threshold)
-        if not isinstance(self.distance, Distance):
-            one_of("distance", self.distance, *DISTANCES)
-        if not 1 <= self.min_size <= clients:
-            raise SettingError(
-                f"min_size must be from 1 to the number of clients, which is {clients}, not {self.min_size}."
-            )
-        if self.refines < 1:
-            raise SettingError(f"refines must be at least 1, not {self.refines}.")
-        if self.init_steps is not None and self.init_steps < 1:
-            raise SettingError(f"init_steps must be at least 1, not {self.init_steps}.")
-        if self.radius is not None and self.radius <= 0:
-            raise SettingError(f"radius must be positive, not {self.radius}.")
-
-    # -- the state ---------------------------------------------------------------------------------------
-
-    def begin(self, models: PyTree, clients: int) -> Refined:
-        state = super().begin(models, clients)
-        own = self.metric.blank(clients, stacked.parameters(models) // jax.tree.leaves(models)[0].shape[1])
-        first = jax.tree.map(lambda a: a[:, :1], models)
-        return Refined(
-            models, state.assignment, first=first, own=jnp.asarray(own), threshold=jnp.asarray(jnp.nan)
+    def state_of(self, models: PyTree, clients: int) -> State:
+        first = jax.tree.map(lambda a: a[:1], models)
+        own = distance_of(self.distance).blank(clients, stacked.parameters(first))
+        return State(
+            models, unknown(clients), first=first, own=jnp.asarray(own), threshold=jnp.asarray(jnp.nan)
         )
 
-    def grown(self, state: State, federation: Federation, learner: Learner, key: Key[Array, ""]) -> State:
-        assert isinstance(state, Refined) and state.own is not None
-        old = np.asarray(state.own)
-        if len(old) == federation.clients:
-            return state
-        own = self.metric.blank(federation.clients, stacked.parameters(state.first))
-        own[: old.shape[0], : old.shape[1]] = old
-        more = super().grown(state, federation, learner, key)
-        return Refined(
-            more.models, more.assignment, first=state.first, own=jnp.asarray(own), threshold=state.threshold
+    # -- Algorithm 1 -------------------------------------------------------------------------------------
+
+    def pause(self, server: Server, state: State, done: int) -> Exchange[Pause]:
+        refine, last = done // self.rounds, self.refines * self.rounds
+        if done > last:
+            return Pause(state, 0)
+        if done == 0:  # C_0 <- ONE_SHOT(lambda, t)
+            state, note = yield from self._one_shot(server, state)
+            return Pause(state, self.rounds, note)
+        # C_r <- REFINE(C_{r-1}, lambda), of which the rounds just done were TrimmedMeanGD()
+        state, note = yield from self._refine(server, state, refine)
+        return Pause(state, self.rounds if done < last else self.final_rounds, note)
+
+    @property
+    def expected_rounds(self) -> int:
+        return self.refines * self.rounds + self.final_rounds
+
+    def _one_shot(self, server: Server, state: State) -> Exchange[tuple[State, Note]]:
+        w0, part = stacked.take(state.first, 0), self._part(0)
+        found = yield from one_shot(
+            server,
+            w0,
+            self._alone(server.learner),
+            server.key("alone"),
+            self.threshold,
+            self.min_size,
+            self.distance,
+            part,
         )
-
-    # -- Algorithm 3: TrimmedMeanGD ----------------------------------------------------------------------
-
-    def round(
-        self, federation: Federation, learner: Learner, state: State, step: Step
-    ) -> tuple[State, Outcome]:
-        assert isinstance(state, Refined)
-        if not self.warm:
-            # omega_{c,0} <- w_0
-            step = dataclasses.replace(step, round=step.round % self.rounds)  # step sizes, too, start anew
-            begins = step.round == 0
-            models = jax.tree.map(lambda w0, now: jnp.where(begins, w0, now), state.first, state.models)
-            state = dataclasses.replace(state, models=models)
-        return super().round(federation, learner, state, step)
-
-    def eligible(self, state: State) -> Bool[np.ndarray, " clients"]:
-        return np.asarray(state.assignment[0]) >= 0
-
-    def updated(self, sums: Sums, old: PyTree, rate: Float[Array, ""] | None) -> PyTree:
-        # the trimmed mean of models is the old model and the trimmed mean of their updates
-        return _within(super().updated(sums, old, rate), self.radius)
-
-    # -- Algorithms 1, 2 and 4 ---------------------------------------------------------------------------
-
-    def pauses(self) -> Sequence[int]:
-        return range(0, self.length + 1, self.rounds)
-
-    def between(
-        self, federation: Federation, learner: Learner, state: State, done: int, seed: int
-    ) -> tuple[State, Note]:
-        assert isinstance(state, Refined)
-        if done == 0:
-            return self._one_shot(federation, learner, state, keys.purpose(seed, "alone"))
-        return self._refined(federation, state, done)
-
-    def _one_shot(
-        self, federation: Federation, learner: Learner, state: Refined, key: Key[Array, ""]
-    ) -> tuple[Refined, Note]:
-        start = jax.tree.map(lambda a: a[0], state.first)
-        models, answered = trained_alone(federation, learner, start, self._alone(learner), key)
-        models, there = stacked.take(models, (slice(None), 0)), answered[:, 0]
-        own = self.metric.measure(federation, models, there)
-        distances = self.metric.between_clients(own)
-        if there.sum() > 1 and not len(threshold.of_pairs(distances)):  # too far apart for a number
-            raise diverged("where clients trained alone")
-        cut = threshold.choose(self.threshold, distances, self.min_size)
-        labels = graph.of_size(graph.components(distances, cut.threshold, there), self.min_size)
-        k = int(labels.max()) + 1
-        if k == 0:
-            nearest = threshold.of_pairs(distances).min()
-            raise SettingError(
-                f"no {self.min_size} clients are within threshold={cut.threshold:.4g} of each other: "
-                f"raise it (the nearest two are {nearest:.4g} apart), or lower min_size."
-            )
-        if self.warm:
-            inside = np.flatnonzero(labels >= 0)  # who is in no cluster may hold anything
-            member = (labels[inside, None] == np.arange(k)).astype(np.float32)
-            begin = stacked.weighted(stacked.take(models, inside), member / member.sum(axis=0))
-        else:
-            begin = jax.tree.map(lambda a: jnp.broadcast_to(a[0], (k, *a.shape[2:])), state.first)
-        text = f"ONE_SHOT: {cut.reason}; {count(k, 'cluster')}"
-        if (labels < 0).any():
-            text += f", and {count(int((labels < 0).sum()), 'client')} in none of them yet"
+        k = found.k
+        start = jax.tree.map(lambda a: jnp.broadcast_to(a[0], (k, *a.shape[1:])), state.first)
         after = dataclasses.replace(
             state,
-            models=jax.tree.map(lambda a: a[None], begin),
-            assignment=jnp.asarray(labels, jnp.int32)[None],
-            own=jnp.asarray(own),
-            threshold=jnp.asarray(cut.threshold, jnp.float32),
+            models=found.means() if self.warm else start,
+            assignment=jnp.asarray(found.labels, jnp.int32),
+            own=jnp.asarray(found.own),
+            threshold=jnp.asarray(found.cut.threshold, jnp.float32),
         )
-        return after, Note("one-shot", f"{text}.", threshold.details(cut, distances))
+        text = f"ONE_SHOT: {found.cut.reason}; {count(k, 'cluster')}"
+        lost = int((found.labels < 0).sum())
+        if lost:
+            text += f", and {count(lost, 'client')} in none of them yet"
+        return after, Note("one-shot", f"{text}.", threshold.details(found.cut, found.distances))
+
+    def _refine(self, server: Server, state: State, number: int) -> Exchange[tuple[State, Note]]:
+        metric, part = distance_of(self.distance), self._part(number)
+        own, cut = np.asarray(state.own), float(np.asarray(state.threshold))
+        if self.resample:  # recompute w_i as in ONE_SHOT
+            w0, alone = stacked.take(state.first, 0), self._alone(server.learner)
+            key = jax.random.fold_in(server.key("alone"), number)
+            models, there, _ = yield from trained_alone(w0, alone, key, part=part)
+            own = yield from metric.measure(models, there, part)
+        before = np.asarray(state.assignment)
+        said = yield from metric.look(state.models, part)
+        clusters = Clusters(state.models, said, before)
+        # RECLUSTER, Algorithm 2: C'(i) <- argmin_c dist(w_i, omega_c)
+        distances = metric.to_clusters(own, clusters)
+        now = graph.reclustered(distances, before)
+        # MERGE, Algorithm 4: connected components of the clusters, each with the plain mean of its models
+        apart = metric.between_clusters(clusters._replace(assignment=now))
+        home = graph.merged(apart, now, cut, self.min_size)
+        labels = _or_none(home, now)
+        lost = labels < 0
+        if number == self.refines:
+            # nobody is left without a model: the clusters that are too small join those that are not
+            far = np.where(home >= 0, distances, np.nan)
+            labels = np.where(lost, _or_none(home, graph.reclustered(far, np.full_like(before, -1))), labels)
+        k = int(home.max()) + 1
+        kept = np.flatnonzero(home >= 0)
+        after = dataclasses.replace(
+            state,
+            models=mean_models(stacked.take(state.models, kept), home[kept], k),
+            assignment=jnp.asarray(labels, jnp.int32),
+            own=jnp.asarray(own),
+        )
+        text = _refined_text(number, before, now, home, labels, lost, self.min_size)
+        plain = [[float(d) if np.isfinite(d) else None for d in row] for row in apart]
+        return after, Note("refine", text, {"apart": plain, "merged": home.tolist()})
 
     def _alone(self, learner: Learner) -> int:
         """For how many local updates clients train alone."""
@@ -226,41 +206,152 @@ class SRFCA(Told):
             return -(-self.init_steps // steps)
         return self.rounds if self.average == "models" else -(-self.rounds // steps)
 
-    def _refined(self, federation: Federation, state: Refined, done: int) -> tuple[Refined, Note]:
-        own, cut = np.asarray(state.own), float(np.asarray(state.threshold))
-        before, models = np.asarray(state.assignment[0]), stacked.take(state.models, 0)
-        clusters = Clusters(models, self.metric.look(federation, models), before)
-        # RECLUSTER: C'(i) <- argmin_c dist(w_i, omega_c)
-        distances = self.metric.to_clusters(own, clusters)
-        now = graph.reclustered(distances, before)
-        # MERGE: connected components of the clusters, each with the plain mean of its models
-        apart = self.metric.between_clusters(clusters._replace(assignment=now))
-        home = graph.merged(apart, now, cut, self.min_size)
-        labels = _or_none(home, now)
-        k = int(home.max()) + 1
-        member = (home[:, None] == np.arange(k)).astype(np.float32)
-        lost = labels < 0
-        if done == self.length:
-            # nobody is left without a model: the clusters that are too small join those that are not
-            far = np.where(home >= 0, distances, np.nan)
-            labels = np.where(lost, _or_none(home, graph.reclustered(far, np.full_like(before, -1))), labels)
-        after = dataclasses.replace(
-            state,
-            models=jax.tree.map(lambda a: a[None], stacked.weighted(models, member / member.sum(axis=0))),
-            assignment=jnp.asarray(labels, jnp.int32)[None],
+    def _part(self, refine: int) -> Part:
+        """The part of the examples that ONE_SHOT (0) or a REFINE uses; None for all of them."""
+        return np.array([refine, 1 + self.refines], np.int32) if self.resample else None
+
+    # -- Algorithm 3: TrimmedMeanGD ----------------------------------------------------------------------
+
+    def ask(self, state: State, round: Round) -> Ask:
+        number, models = self._in_refine(state, round)
+        more: dict[str, Any] = {}
+        if self.resample:
+            refine = jnp.minimum(1 + round.number // self.rounds, self.refines)
+            more |= dict.fromkeys(("find_on", "train_on"), jnp.stack([refine, jnp.asarray(1 + self.refines)]))
+        if self.final_rounds and self.final_proximal:
+            more["proximal"] = jnp.where(self._final(round), self.final_proximal, 0.0)
+        # send omega_{c,t} to all clients i in S_c
+        return self.averaging.ask(models, number, only=state.assignment, keep_all=True, **more)
+
+    def update(self, state: State, answers: Answers, round: Round) -> State:
+        number, models = self._in_refine(state, round)
+        began, final = dataclasses.replace(state, models=models), self._final(round)
+        round = dataclasses.replace(round, number=number)
+        # g(omega_{c,t}) <- TrMean_beta of what they send; omega_{c,t+1} <- proj_W{omega_{c,t} - eta g};
+        # the trimmed mean of models is the old model and the trimmed mean of their updates
+        after = super().update(began, answers, round)
+        if self.final_rounds:
+            plain, _ = Averaging(self.weight, self.average).update(
+                models, None, answers, round.rate, clients=len(state.assignment)
+            )
+            mixed = jax.tree.map(lambda a, b: jnp.where(final, a, b), plain, after.models)
+            after = dataclasses.replace(after, models=mixed)
+        return dataclasses.replace(after, models=_within(after.models, self.radius))
+
+    def _in_refine(self, state: State, round: Round) -> tuple[Int[Array, ""], PyTree]:
+        """The number of a round within its REFINE, and the models that it starts from."""
+        if self.warm:
+            return round.number, state.models
+        number = jnp.where(self._final(round), round.number - self.refines * self.rounds, round.number)
+        number = jnp.where(self._final(round), number, number % self.rounds)  # step sizes, too, start anew
+        begins = (number == 0) & ~self._final(round)  # omega_{c,0} <- w_0
+        models = jax.tree.map(lambda w0, now: jnp.where(begins, w0, now), state.first, state.models)
+        return number, models
+
+    def _final(self, round: Round) -> Bool[Array, ""]:
+        return jnp.asarray(round.number >= self.refines * self.rounds)
+
+    def eligible(self, state: State) -> Bool[np.ndarray, " clients"]:
+        return np.asarray(state.assignment) >= 0
+
+    @property
+    def averaging(self) -> Averaging:
+        return Averaging(self.weight, self.average, "cluster", TrimmedMean(self.trim))
+
+    def check(self, clients: int, learner: Learner) -> None:
+        super().check(clients, learner)
+        threshold.check(self.threshold)
+        check_distance(self.distance)
+        if not 1 <= self.min_size <= clients:
+            raise SettingError(
+                f"min_size must be from 1 to the number of clients, which is {clients}, not {self.min_size}."
+            )
+        for name, least in (("refines", 1), ("init_steps", 1), ("final_rounds", 0), ("final_proximal", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingError(f"{name} must be at least {least}, not {value}.")
+        if self.radius is not None and self.radius <= 0:
+            raise SettingError(f"radius must be positive, not {self.radius}.")
+        if self.final_proximal and not self.final_rounds:
+            raise SettingError("final_proximal is about further rounds: say with final_rounds how many.")
+        if self.final_proximal and self.average == "gradients":
+            raise SettingError(
+                "final_proximal would be ignored with average='gradients', where clients make no step: leave "
+                "one of them out."
+            )
+
+
+class OneShotClusters(NamedTuple):
+    """What ONE_SHOT finds."""
+
+    models: PyTree  # (clients, ...): w_{i,T}
+    own: np.ndarray  # what the distance knows of them
+    distances: Float[np.ndarray, "clients clients"]
+    cut: threshold.Cut
+    labels: Int[np.ndarray, " clients"]  # -1 for clients in no cluster
+
+    @property
+    def k(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def means(self) -> PyTree:
+        """The mean of the models of each cluster's clients."""
+        inside = np.flatnonzero(self.labels >= 0)  # who is in no cluster may hold anything
+        return mean_models(stacked.take(self.models, inside), self.labels[inside], self.k)
+
+
+def one_shot(
+    server: Server,
+    w0: PyTree,
+    rounds: int,
+    key: Key[Array, ""],
+    threshold_: float | str,
+    min_size: int,
+    distance: Any,
+    part: Part = None,
+) -> Exchange[OneShotClusters]:
+    """ONE_SHOT(lambda, t): clients whose models, each trained alone from w_0, are near each other."""
+    metric = distance_of(distance)
+    # send w_0 to client i, receive w_{i,T}
+    models, there, _ = yield from trained_alone(w0, rounds, key, part=part)
+    # an edge (i, j) where dist(w_{i,T}, w_{j,T}) <= lambda
+    own = yield from metric.measure(models, there, part)
+    distances = metric.between_clients(own)
+    if there.sum() > 1 and not len(threshold.of_pairs(distances)):  # too far apart for a number
+        raise diverged("where clients trained alone")
+    cut = threshold.choose(threshold_, distances, min_size)
+    # C_0 <- connected components with size >= t
+    labels = graph.of_size(graph.components(distances, cut.threshold, there), min_size)
+    if labels.max() < 0:
+        nearest = threshold.of_pairs(distances).min()
+        raise SettingError(
+            f"no {min_size} clients are within threshold={cut.threshold:.4g} of each other: "
+            f"raise it (the nearest two are {nearest:.4g} apart), or lower min_size."
         )
-        went = int((_or_none(home, before) != labels)[before >= 0].sum())
-        had = len(np.unique(now[now >= 0]))
-        text = (
-            f"REFINE {done // self.rounds}: {count(went, 'client') if went else 'nobody'} moved to another "
-            f"cluster; {count(had, 'cluster')}{f' became {k}' if k != had else ''}."
-        )
-        small = int((lost & (now >= 0)).sum())
-        if small:
-            were = "was in a cluster" if small == 1 else "were in clusters"
-            text += f" {count(small, 'client')} {were} of fewer than {self.min_size}."
-        plain = [[float(d) if np.isfinite(d) else None for d in row] for row in apart]
-        return after, Note("refine", text, {"apart": plain, "merged": home.tolist()})
+    return OneShotClusters(models, own, distances, cut, labels)
+
+
+def _refined_text(
+    number: int,
+    before: np.ndarray,
+    now: np.ndarray,
+    home: np.ndarray,
+    labels: np.ndarray,
+    lost: np.ndarray,
+    min_size: int,
+) -> str:
+    """What a REFINE came to, in a sentence."""
+    went = int((_or_none(home, before) != labels)[before >= 0].sum())
+    had, k = len(np.unique(now[now >= 0])), int(home.max()) + 1
+    text = (
+        f"REFINE {number}: {count(went, 'client') if went else 'nobody'} moved to another "
+        f"cluster; {count(had, 'cluster')}{f' became {k}' if k != had else ''}."
+    )
+    small = int((lost & (now >= 0)).sum())
+    if small:
+        were = "was in a cluster" if small == 1 else "were in clusters"
+        text += f" {count(small, 'client')} {were} of fewer than {min_size}."
+    return text
 
 
 def _or_none(

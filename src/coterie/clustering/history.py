@@ -27,6 +27,8 @@ class RoundLog:
     seconds: float
     missing: dict[str, list[str]] = field(default_factory=dict)  # reason: ids of clients left out for it
     bytes_spared: int = 0  # what more `bytes_down` would be, had all been sent all models: see `settle`
+    losses: int = 0  # of a model on a client's examples, computed to compare models; of all restarts
+    updates: int = 0  # local updates carried out by clients, of all restarts
 
     def to_line(self) -> str:
         """As one line of JSON, which knows no NaN: a loss that is none is null."""
@@ -54,6 +56,8 @@ class Event:
     bytes_up: int
     seconds: float
     bytes_spared: int = 0
+    losses: int = 0
+    updates: int = 0
 
     def to_line(self) -> str:
         """As one line of JSON."""

@@ -16,8 +16,9 @@ from coterie.clustering.history import History, from_line
 from coterie.data.shards import Shards, Spec
 from coterie.errors import DataError, RunFolderError, SettingError
 from coterie.federation.protocol import Answers, Federation, as_federation
-from coterie.learn import tasks
 from coterie.learn.learner import Learner
+from coterie.learn.task import Task
+from coterie.learn.tasks import Evaluate, MeasureLosses, lowest
 from coterie.models import stacked
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class Clustering:
 
     def assign(self, clients: Shards | Federation) -> Int[np.ndarray, " clients"]:
         """The cluster of each given client: the model of lowest loss on its shard, -1 if unanswered."""
-        answers = self._ask(clients, tasks.losses, self.models)
-        return np.where(answers.answered, tasks.lowest(answers.report["losses"]), -1)
+        answers = self._ask(clients, MeasureLosses(self.models))
+        return np.where(answers.answered, lowest(answers.report.losses), -1)
 
     def evaluate(
         self, clients: Shards | Federation, chosen_by: ChosenBy | None = None, *, personal: bool = False
@@ -156,14 +157,14 @@ class Clustering:
         if personal:
             place = {str(name): i for i, name in enumerate(self.ids)}
             which, models = np.array([place[str(name)] for name in federation.ids]), self.personal
-        answers = self._ask(federation, tasks.evaluate, models, each={"only": jnp.asarray(which, jnp.int32)})
+        answers = self._ask(federation, Evaluate(models), only=jnp.asarray(which, jnp.int32))
         rows = pd.DataFrame(
             {
                 "id": federation.ids,
                 "cluster": clusters,
-                "examples": np.asarray(answers.report["examples"]),
-                "loss": np.asarray(answers.report["loss"], float),
-                "accuracy": np.asarray(answers.report["accuracy"], float),
+                "examples": np.asarray(answers.report.examples),
+                "loss": np.asarray(answers.report.loss, float),
+                "accuracy": np.asarray(answers.report.accuracy, float),
             }
         )[np.asarray(answers.answered) & (clusters >= 0)]
         groups = rows.groupby("cluster")
@@ -187,9 +188,7 @@ class Clustering:
             )
         return "train"
 
-    def _ask(
-        self, clients: Shards | Federation, task: tasks.Task, models: PyTree, each: Any = None
-    ) -> Answers:
+    def _ask(self, clients: Shards | Federation, task: Task, only: Any = None) -> Answers:
         federation = as_federation(clients)
         if federation.spec.x_shape != self.spec.x_shape:
             raise DataError(
@@ -197,7 +196,7 @@ class Clustering:
                 f"{self.spec.x_shape}."
             )
         federation = federation.with_learner(self.learner)
-        return federation.ask(task, {"models": models}, each=each)
+        return federation.ask(task, only=only)
 
     # -- disk --------------------------------------------------------------------------------------------
 

@@ -16,25 +16,24 @@ from coterie.models import stacked
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of every restart, and how far they have come."""
+    """The anchors, and how far they have come."""
 
-    ids: np.ndarray  # (restarts, anchors)
-    models: PyTree  # leading axes (restarts, anchors); on the host
-    sigma: Float[np.ndarray, "restarts anchors"]  # how large an anchor found its residual in the last step
-    stopped: Bool[np.ndarray, "restarts anchors"]  # whether its residual was too small for a step
-    heard: Bool[np.ndarray, "restarts anchors"]  # whether it has ever answered
+    ids: np.ndarray
+    models: PyTree  # leading axis anchors; on the host
+    sigma: Float[np.ndarray, " anchors"]  # how large an anchor found its residual in the last step
+    stopped: Bool[np.ndarray, " anchors"]  # whether its residual was too small for a step
+    heard: Bool[np.ndarray, " anchors"]  # whether it has ever answered
 
     def centres(self, k: int, separation: float | None = None) -> PyTree:
-        """Line 16: the anchors' models in k groups, and the mean of each; leading axes (restarts, k).
+        """Line 16: the anchors' models in k groups, and the mean of each; leading axis k.
 
         Anchors less than half the separation apart are in one group, and the k largest groups are kept.
         Without a separation, anchors are joined into k groups. One that never answered knows nothing and is
         in no group.
         """
-        like = stacked.take(stacked.take(self.models, 0), 0)
-        theta = matrix(self.models, 2)
-        found = [_centres(own[heard], k, separation) for own, heard in zip(theta, self.heard, strict=True)]
-        return jax.tree.map(jnp.asarray, models_of(np.stack(found), like))
+        like = stacked.take(self.models, 0)
+        found = _centres(matrix(self.models, 1)[self.heard], k, separation)
+        return jax.tree.map(jnp.asarray, models_of(found, like))
 
 
 # -- line 16: anchors in groups ---------------------------------------------------------------------------

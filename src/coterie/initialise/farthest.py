@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from coterie import keys as seeds
+from coterie import keys
 from coterie.errors import SettingError
-from coterie.federation.protocol import Federation
-from coterie.initialise.one_shot import trained_alone
-from coterie.initialise.random import Random
-from coterie.learn import tasks
-from coterie.learn.learner import Learner
+from coterie.federation.exchange import Exchange, Server
+from coterie.federation.protocol import Ask
+from coterie.initialise.alone import trained_alone
+from coterie.initialise.random import fresh_model
+from coterie.learn.tasks import MeasureLosses
 from coterie.models import stacked
 
 
@@ -37,39 +37,29 @@ class FarthestLoss:
 
     rounds: int = 10
 
-    def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
+    def __call__(self, server: Server, key: Key[Array, ""], k: int) -> Exchange[PyTree]:
         if self.rounds < 1:
             raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
-        restarts, k = keys.shape
-        fresh = stacked.take(Random()(federation, learner, keys[:, :1]), (slice(None), 0))
-        here = federation.present()
-        lots = jax.vmap(jax.vmap(seeds.of_client, (None, 0)), (0, None))(
-            keys[:, 0], jnp.asarray(seeds.words(seeds.tokens(federation.ids[here])))
-        )
-        chosen = here[np.argmin(jax.vmap(jax.vmap(jax.random.uniform))(lots), axis=1)]
-        models: list[PyTree] = []  # each (restarts, ...)
+        each = keys.numbered(key, k)
+        tokens = jnp.asarray(keys.words(keys.tokens(server.ids[server.present])))
+        lots = jax.vmap(lambda token: jax.random.uniform(keys.of_client(each[0], token)))(tokens)
+        chosen = int(server.present[np.argmin(lots)])
+        models: list[PyTree] = []
         for j in range(k):
             if j > 0:
-                chosen = self._worst_fitted(federation, models)
-            asked = np.unique(chosen)
-            # every restart at each of them: a few models more, and one message for all
-            trained, answered = trained_alone(
-                federation, learner, fresh, self.rounds, keys[0, j], clients=asked
-            )
+                chosen = yield from _worst_fitted(models)
+            start = fresh_model(server, key)
+            one = np.array([chosen])
+            trained, answered, _ = yield from trained_alone(start, self.rounds, each[j], clients=one)
             # where the chosen client did not answer, a fresh model is as good as any
-            others = stacked.take(Random()(federation, learner, keys[:, j : j + 1]), (slice(None), 0))
-            mine = np.searchsorted(asked, chosen), np.arange(restarts)
-            there = jnp.asarray(answered[mine])
-            models.append(stacked.where(there, stacked.take(trained, mine), others))
-        return jax.tree.map(lambda *a: jnp.stack(a, axis=1), *models)
+            models.append(stacked.take(trained, 0) if answered[0] else fresh_model(server, key, j))
+        return jax.tree.map(lambda *a: jnp.stack(a), *models)
 
-    def _worst_fitted(self, federation: Federation, models: list[PyTree]) -> np.ndarray:
-        """For each restart the client whose loss under its best model is highest."""
-        together = jax.tree.map(lambda *a: jnp.stack(a, axis=1), *models)
-        restarts = stacked.count(together)
-        answers = federation.ask(tasks.losses, {"models": together}, replicas=restarts)
-        losses = np.asarray(answers.report["losses"])  # (clients, restarts, models)
-        lowest = np.where(np.isnan(losses), np.inf, losses).min(axis=2)
-        fit = np.where(np.asarray(answers.answered), lowest, -np.inf)
-        worst: np.ndarray = np.asarray(answers.clients)[np.argmax(fit, axis=0)]
-        return worst
+
+def _worst_fitted(models: list[PyTree]) -> Exchange[int]:
+    """The client whose loss under its best model is highest."""
+    answers = yield Ask(MeasureLosses(jax.tree.map(lambda *a: jnp.stack(a), *models)))
+    losses = np.asarray(answers.report.losses)
+    lowest = np.where(np.isnan(losses), np.inf, losses).min(axis=1)
+    fit = np.where(np.asarray(answers.answered), lowest, -np.inf)
+    return int(np.asarray(answers.clients)[np.argmax(fit)])

@@ -10,18 +10,26 @@ dimensions only, which all clients together can find. In these k dimensions its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
+from coterie import keys
 from coterie.errors import SettingError
-from coterie.federation.protocol import Federation
-from coterie.initialise.anchors import Anchors
-from coterie.initialise.descent import Descent
-from coterie.learn.learner import Learner
+from coterie.federation.exchange import Exchange, Server
+from coterie.federation.protocol import Ask
+from coterie.initialise.anchors import Anchors, matrix, models_of
+from coterie.initialise.descent import Descent, number_of
+from coterie.initialise.random import fresh_models
+from coterie.learn.tasks import CountExamples
+
+RISK = 0.05  # of missing a cluster, by the default number of anchors
+ENOUGH = 3  # examples per cluster that make a client fit to be an anchor by default
 
 
 @dataclass(frozen=True)
@@ -142,12 +150,123 @@ class MomentDescent:
             if value is not None and not value > 0:
                 raise SettingError(f"{name} must be positive, not {value}.")
 
-    def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
-        """k models for each restart, leading axes (restarts, k)."""
-        return self.trace(federation, learner, keys)[-1].centres(keys.shape[1], self.separation)
+    def __call__(self, server: Server, key: Key[Array, ""], k: int | None) -> Exchange[PyTree]:
+        if k is None:
+            raise SettingError("moment descent has to be told the number of clusters: give k.")
+        last = yield from self.trace(server, key, k)
+        return last[-1].centres(k, self.separation)  # line 16
 
-    def trace(
-        self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]
-    ) -> list[Anchors]:
-        """The anchors at the start and after each iteration, `iterations` + 1 of them."""
-        return list(Descent(self, federation, learner, keys).steps())
+    def trace(self, server: Server, key: Key[Array, ""], k: int) -> Exchange[list[Anchors]]:
+        """The anchors before the first and after each iteration: Phase 1 up to line 15."""
+        own = keys.numbered(key, 1)[0]
+        sizes = yield from self._sizes(own)
+        anchors = self._anchors(server, own, sizes, k)  # line 3
+        asked = self._asked(server, sizes, anchors)  # line 7, S_t of every iteration
+        descent = Descent(self, server, own, k, anchors, asked)
+        start = self._start(server, key, own, descent.dim)  # lines 1 and 4
+        count = len(anchors)
+        now = Anchors(  # line 5
+            ids=server.ids[anchors],
+            models=models_of(np.broadcast_to(start, (count, descent.dim)), descent.like),
+            sigma=np.full(count, np.nan),
+            stopped=np.zeros(count, bool),
+            heard=np.zeros(count, bool),
+        )
+        states, basis = [now], None
+        for t in range(self.iterations):  # line 6
+            if self.stopping == "conference" or not now.stopped.all():
+                basis, curvature = yield from descent.subspace(now.models, basis, t)  # lines 7 to 9
+                now = yield from descent.step(now, basis, curvature, t)  # lines 10 to 15
+            states.append(now)
+        return states
+
+    # -- lines 1, 3 and 7: where anchors start, who they are, and who else is asked -----------------------
+
+    def _start(self, server: Server, key: Any, own: Any, dim: int) -> Float[np.ndarray, " d"]:
+        """theta_0."""
+        if self.scale is None:
+            start: np.ndarray = matrix(fresh_models(server, key, 1), 1)[0]
+            return start
+        normal = jax.random.normal(jax.random.fold_in(own, number_of("start")), (dim,))
+        return np.asarray(normal) * self.scale / math.sqrt(dim)
+
+    def _sizes(self, own: Key[Array, ""]) -> Exchange[Int[np.ndarray, " clients"]]:
+        """How many examples each client has; 0 for one that does not say."""
+        key = jax.random.fold_in(jax.random.fold_in(own, number_of("asks")), 0)
+        answers = yield Ask(CountExamples(), key=key)
+        return np.where(np.asarray(answers.answered), np.asarray(answers.report.examples), 0)
+
+    def _anchors(
+        self, server: Server, own: Key[Array, ""], sizes: Int[np.ndarray, " clients"], k: int
+    ) -> Int[np.ndarray, " anchors"]:
+        """Positions of the anchors, in an order that tells nothing of them."""
+        wanted, least = self.anchors, 2 * self.iterations if self.fresh else 2
+        if isinstance(wanted, tuple):
+            able = _named(server, wanted)
+            if (sizes[able] < least).any():
+                small = able[np.argmin(sizes[able])]
+                raise SettingError(
+                    f"client {str(server.ids[small])!r} cannot be an anchor: it has "
+                    f"{sizes[small] or 'not said how many'} examples, and needs {least}."
+                )
+            count = len(able)
+        else:
+            able = np.flatnonzero(sizes >= least)
+            fit = int((sizes >= max(least, ENOUGH * k)).sum())
+            most = fit if fit >= k else len(able)
+            by_default = min(math.ceil(2 * k * math.log(k / RISK)), most)
+            count = wanted if isinstance(wanted, int) else by_default
+        if not k <= count <= len(able):
+            raise SettingError(
+                f"moment descent needs k={k} anchors or more, each with {least} examples or more: {count} "
+                f"are wanted, and {len(able)} clients have as many examples."
+            )
+        lots = _lots(server, own, "anchors")
+        rank = -sizes[able] if self.draw == "largest" else np.zeros(len(able))
+        chosen = able[np.lexsort((lots[able], rank))[:count]]
+        ordered: np.ndarray = chosen[np.argsort(lots[chosen])]
+        return ordered
+
+    def _asked(
+        self,
+        server: Server,
+        sizes: Int[np.ndarray, " clients"],
+        anchors: Int[np.ndarray, " anchors"],
+    ) -> list[Int[np.ndarray, " asked"]]:
+        """S_t: positions of the clients asked for the subspace in each iteration."""
+        steps, m = self.iterations, self.clients
+        able = sizes != 1  # whoever has not said may have two
+        if self.fresh:
+            able[anchors] = False
+        pool = np.flatnonzero(able)
+        shared = server.key("init")  # the same clients for all starts, which share the exchange
+        if self.fresh:
+            m = max(1, len(pool) // steps) if m is None else m
+            if m * steps > len(pool):
+                raise SettingError(
+                    f"fresh=True needs {m} other clients in each of {steps} iterations, {m * steps} in all, "
+                    f"and {len(pool)} beside the anchors have two examples: lower clients or iterations."
+                )
+            drawn = pool[np.argsort(_lots(server, shared, "asked")[pool])]
+            return [np.sort(drawn[t * m : (t + 1) * m]) for t in range(steps)]
+        if m is None:
+            return [pool] * steps
+        if m > len(pool):
+            raise SettingError(f"clients={m} are to be asked, but {len(pool)} have two examples.")
+        return [
+            np.sort(pool[np.argsort(_lots(server, shared, f"asked/{t}")[pool])[:m]]) for t in range(steps)
+        ]
+
+
+def _named(server: Server, wanted: tuple[Any, ...]) -> Int[np.ndarray, " anchors"]:
+    at = {str(name): i for i, name in enumerate(server.ids)}
+    for name in wanted:
+        if str(name) not in at:
+            raise SettingError(f"anchor {str(name)!r} is none of the {len(at)} clients.")
+    return np.unique([at[str(name)] for name in wanted])
+
+
+def _lots(server: Server, key: Key[Array, ""], purpose: str) -> np.ndarray:
+    """A number for every client, from a key and the client's id alone."""
+    salt = np.asarray(jax.random.key_data(key)).tolist()
+    return keys.tokens(f"{salt}/{purpose}/{name}" for name in server.ids)

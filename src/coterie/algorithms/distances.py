@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-from coterie.federation.protocol import Federation, bytes_of
-from coterie.learn import tasks
+from coterie.errors import one_of
+from coterie.federation.exchange import Exchange
+from coterie.federation.protocol import Ask, bytes_of
+from coterie.learn.shard import Part
+from coterie.learn.tasks import MeasureLosses
 from coterie.models import stacked
 
 BLOCK_BYTES = 2**25  # of models in one exchange
@@ -37,15 +40,15 @@ class Distance(ABC):
 
     @abstractmethod
     def measure(
-        self, federation: Federation, own: PyTree, there: Bool[np.ndarray, " clients"]
-    ) -> Float[np.ndarray, "clients known"]:
+        self, own: PyTree, there: Bool[np.ndarray, " clients"], part: Part = None
+    ) -> Exchange[Float[np.ndarray, "clients known"]]:
         """What is to be known of the clients' own models, (clients, ...).
 
-        `there` tells whose model is known.
+        `there` tells whose model is known, and `part` on which part of their examples clients look.
         """
 
     @abstractmethod
-    def look(self, federation: Federation, models: PyTree) -> Float[np.ndarray, "clients k"] | None:
+    def look(self, models: PyTree, part: Part = None) -> Exchange[Float[np.ndarray, "clients k"] | None]:
         """What clients have to say of the clusters' models, if they are asked at all."""
 
     @abstractmethod
@@ -71,12 +74,16 @@ class L2(Distance):
     def blank(self, clients: int, parameters: int) -> Float[np.ndarray, "clients known"]:
         return np.full((clients, parameters), np.nan, np.float32)
 
-    def measure(self, federation: Federation, own: PyTree, there: Bool[np.ndarray, " clients"]) -> np.ndarray:
+    def measure(
+        self, own: PyTree, there: Bool[np.ndarray, " clients"], part: Part = None
+    ) -> Exchange[np.ndarray]:
         points = np.asarray(stacked.to_matrix(own), np.float32)
         return np.where(there[:, None], points, np.nan)
+        yield
 
-    def look(self, federation: Federation, models: PyTree) -> None:
+    def look(self, models: PyTree, part: Part = None) -> Exchange[None]:
         return None
+        yield
 
     def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
         return _euclidean(own, own)
@@ -101,24 +108,26 @@ class CrossLoss(Distance):
     def blank(self, clients: int, parameters: int) -> Float[np.ndarray, "clients known"]:
         return np.full((clients, clients), np.nan, np.float32)
 
-    def measure(self, federation: Federation, own: PyTree, there: Bool[np.ndarray, " clients"]) -> np.ndarray:
+    def measure(
+        self, own: PyTree, there: Bool[np.ndarray, " clients"], part: Part = None
+    ) -> Exchange[np.ndarray]:
         """The loss of every client (row) under the model of every client (column)."""
-        losses = self.blank(federation.clients, 0)
+        losses = self.blank(len(there), 0)
         known = np.flatnonzero(there)
         if not len(known):
             return losses
         at_once = max(1, BLOCK_BYTES // bytes_of(stacked.take(own, 0)))
-        asked = None if there.all() else federation.select(known)
+        asked = None if there.all() else known
         # of nearly equal size, so that they share a compiled program or two
         for block in np.array_split(known, -(-len(known) // at_once)):
-            answers = federation.ask(tasks.losses, {"models": stacked.take(own, block)}, clients=asked)
-            told = np.where(np.asarray(answers.answered)[:, None], answers.report["losses"], np.nan)
+            answers = yield Ask(MeasureLosses(stacked.take(own, block), part), clients=asked)
+            told = np.where(np.asarray(answers.answered)[:, None], answers.report.losses, np.nan)
             losses[np.ix_(known, block)] = told
         return losses
 
-    def look(self, federation: Federation, models: PyTree) -> Float[np.ndarray, "clients k"]:
-        answers = federation.ask(tasks.losses, {"models": models})
-        told = np.asarray(answers.report["losses"])
+    def look(self, models: PyTree, part: Part = None) -> Exchange[Float[np.ndarray, "clients k"]]:
+        answers = yield Ask(MeasureLosses(models, part))
+        told = np.asarray(answers.report.losses)
         return np.where(np.asarray(answers.answered)[:, None], told, np.nan)
 
     def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
@@ -127,7 +136,9 @@ class CrossLoss(Distance):
     def to_clusters(self, own: np.ndarray, clusters: Clusters) -> Float[np.ndarray, "clients k"]:
         assert clusters.said is not None
         # f_c(w_i): the clients of the cluster told of w_i before any cluster had a model
-        return np.asarray((clusters.said + _by_cluster(own, clusters).T) / 2)
+        of_cluster = np.full((stacked.count(clusters.models), len(own)), np.nan)
+        of_cluster[:, : own.shape[1]] = _by_cluster(own, clusters)  # clients that joined later have no w_i
+        return np.asarray((clusters.said + of_cluster.T) / 2)
 
     def between_clusters(self, clusters: Clusters) -> Float[np.ndarray, "k k"]:
         assert clusters.said is not None
@@ -149,3 +160,17 @@ def _by_cluster(
 def _euclidean(a: Float[np.ndarray, "n d"], b: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:
     """Distances without the difference of every pair in memory, nor that of two large squares."""
     return np.stack([np.linalg.norm(b - row, axis=1) for row in a])
+
+
+DISTANCES: dict[str, type[Distance]] = {"cross_loss": CrossLoss, "l2": L2}
+
+
+def distance_of(setting: Any) -> Distance:
+    """The distance that a setting names, or is."""
+    return DISTANCES[setting]() if isinstance(setting, str) else setting
+
+
+def check_distance(setting: Any) -> None:
+    """Refuse what is no distance."""
+    if not isinstance(setting, Distance):
+        one_of("distance", setting, *DISTANCES)

@@ -1,0 +1,350 @@
+"""What runs an algorithm: several starts side by side, rounds that compile, pauses, checkpoints, the result.
+
+An algorithm is written for one start. Here its state has a leading axis of starts, and all of them share
+every exchange: rounds are mapped over that axis, and what runs on the host is advanced in step (`lockstep`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key
+
+from coterie import keys
+from coterie.algorithms.algorithm import (
+    Algorithm,
+    Note,
+    Result,
+    Round,
+    State,
+    clusters_of,
+    of_one_start,
+    with_room_for,
+)
+from coterie.algorithms.lockstep import in_step
+from coterie.algorithms.observer import Moment, Observer, Place, Saved
+from coterie.algorithms.records import Count, Outcome, event, log, logs_alone
+from coterie.clustering.history import FINISH, START, Event, History, Record
+from coterie.clustering.result import Clustering
+from coterie.data.shards import Shards
+from coterie.errors import RunFolderError, SettingError, diverged
+from coterie.federation.exchange import Server
+from coterie.federation.protocol import Answers, Ask, Federation, as_federation
+from coterie.learn.learner import Learner
+from coterie.learn.task import Task
+from coterie.models import stacked
+
+
+def run(
+    algorithm: Algorithm[Any],
+    train: Shards | Federation,
+    learner: Learner,
+    seed: int,
+    observers: Sequence[Observer],
+) -> Clustering:
+    """Run an algorithm, from the beginning or from where an observer has kept it."""
+    federation = as_federation(train)
+    saved = next((found for found in (observer.saved() for observer in observers) if found), None)
+    if saved is not None:
+        federation.recall(saved.ids, saved.spec)
+    learner = learner.for_data(federation.spec)
+    federation = federation.with_learner(learner)
+    algorithm.check(federation.clients, learner)
+    going = Run(algorithm, federation, learner, seed, observers)
+    if saved is None:
+        going.begin()
+    else:
+        going.resume(saved)
+    while not going.place.ended:
+        if going.place.done == going.place.last:
+            going.pause()
+        else:
+            going.advance()
+    return going.finish()
+
+
+class Run:
+    """A run of an algorithm: where it stands, and what has happened."""
+
+    states: State  # a leading axis of starts
+    place: Place
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        federation: Federation,
+        learner: Learner,
+        seed: int,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.algorithm, self.federation, self.learner = algorithm, federation, learner
+        self.seed, self.observers = seed, observers
+        self.records: list[Record] = []
+        self._drawn: tuple[Place, Step] | None = None  # who takes part until the next pause
+
+    @property
+    def server(self) -> Server:
+        """What algorithms may know."""
+        return Server.of(self.federation, self.learner, self.seed)
+
+    # -- the beginning ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The states before the first round."""
+        began, count = time.perf_counter(), Count()
+        server = self.server
+        each = [
+            self.algorithm.start(server, server.start_key(start)) for start in range(self.algorithm.starts)
+        ]
+        states = in_step(self.federation, each, keys.purpose(self.seed, "asks of start"), count)
+        self.states = self.federation.place(_stacked(states))
+        self.place = Place()
+        new: list[Record] = []
+        if count.asks:
+            note = Note(START, "clients were asked for the models to begin with.")
+            before = np.full(self.states.assignment.shape, -1)
+            new = [self._event(note, before, count, began)]
+        self._tell(new)  # to begin may have taken long
+
+    def resume(self, saved: Saved) -> None:
+        """The states as they were kept."""
+        try:
+            self.states = self.federation.place(_restored(self.algorithm, self.learner, saved))
+        except SettingError as error:
+            raise RunFolderError(
+                f"{saved.source} does not fit this experiment ({str(error).rstrip('.')}): "
+                "start again with --overwrite."
+            ) from error
+        self.place, self.records = saved.place, list(saved.records)
+        for observer in self.observers:
+            observer.resumed(self._moment(self.records))
+
+    # -- between rounds -----------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """What the algorithm does between rounds, and how many of them follow."""
+        began, count = time.perf_counter(), Count()
+        self._admit()
+        before, done = np.array(self.states.assignment), self.place.done
+        each = [
+            self.algorithm.pause(self.server, of_one_start(self.states, start), done)
+            for start in range(self.algorithm.starts)
+        ]
+        key = jax.random.fold_in(keys.purpose(self.seed, "pauses"), done)
+        paused = in_step(self.federation, each, key, count)
+        # all starts have as many rounds as one another, since they share them
+        _, rounds, note, alone = paused[0]
+        now = done if alone is None else done + alone.losses.shape[1]
+        self.place = Place(now, now, now + rounds, ended=rounds == 0)
+        self._drawn = None
+        if note is None and alone is None:
+            return
+        self.states = self.federation.place(_stacked([one.state for one in paused]))
+        new: list[Record] = [] if note is None else [self._event(note, before, count, began)]
+        if alone is not None:
+            after, seconds = np.asarray(self.states.assignment), time.perf_counter() - began
+            new += logs_alone(done, alone, before, after, count, seconds, self.federation.ids)
+        self._tell(new)
+
+    def _admit(self) -> None:
+        """Let in clients that have joined."""
+        if not self.federation.traceable:
+            self.federation.admit()
+            if self.federation.clients > self.states.assignment.shape[1]:
+                states = with_room_for(self.states, self.federation.clients)
+                each = [of_one_start(states, start) for start in range(self.algorithm.starts)]
+                self.states = _stacked([self.algorithm.joined(self.server, state) for state in each])
+
+    # -- rounds -------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """One round: a compiled program where the federation allows it, asked from the host elsewhere."""
+        self._admit()
+        began, number = time.perf_counter(), self.place.done
+        before = np.array(self.states.assignment)
+        carry_out = compiled_round if self.federation.traceable else one_round
+        self.states, outcome = carry_out(
+            self.algorithm, self.federation, self.learner, self.states, self._step(number)
+        )
+        record = log(
+            number, jax.device_get(outcome), before, time.perf_counter() - began, self.federation.ids
+        )
+        self.place = self.place._replace(done=number + 1)
+        self._tell([record])
+        if record.answered and not np.isfinite(record.loss).any():
+            raise diverged(f"in round {number}")
+
+    def _step(self, number: int) -> Step:
+        """A round's number, key and participants.
+
+        Where rounds compile, those of all rounds up to the next pause are drawn together, so that they have
+        one shape; a resumed run draws also those that it has behind it. Elsewhere those are drawn who are
+        there now.
+        """
+        first, last = number, number + 1
+        if self.federation.traceable:
+            first, last = self.place.first, self.place.last
+        if self._drawn is None or not self.federation.traceable:
+            self._drawn = self.place, self._draw(range(first, last))
+        step: Step = stacked.take(self._drawn[1], number - first)
+        return step
+
+    def _draw(self, rounds: range) -> Step:
+        """Some rounds, stacked."""
+        numbers = jnp.arange(rounds.start, rounds.stop)
+        each = jax.vmap(partial(jax.random.fold_in, keys.purpose(self.seed, "rounds")))(numbers)
+        draw = self.algorithm.draw(self.server, of_one_start(self.states, 0), rounds)
+        if draw is None:
+            return Step(numbers, each)
+        return Step(numbers, each, self.federation.select(draw.clients), draw.more)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def finish(self) -> Clustering:
+        """The result of the best start, and what it took to make it of the last state."""
+        began, count = time.perf_counter(), Count()
+        each = [
+            self.algorithm.finish(self.server, of_one_start(self.states, start))
+            for start in range(self.algorithm.starts)
+        ]
+        results: list[Result] = in_step(
+            self.federation, each, keys.purpose(self.seed, "asks of finish"), count
+        )
+        best = int(np.argmin([result.objective for result in results]))
+        result = results[best]
+        if not np.isfinite(result.objective):
+            raise diverged("in the last round")
+        records = self.records
+        if count.asks:
+            before = np.array(self.states.assignment)
+            now = before.copy()
+            now[best] = result.assignment
+            note = Note(FINISH, "the clients were asked a last time.")
+            records = [*records, self._event(note, before, count, began, now)]
+        return Clustering(
+            ids=self.federation.ids,
+            assignment=result.assignment.astype(np.int32),
+            models=result.models,
+            learner=self.learner,
+            spec=self.federation.spec,
+            history=History(records, self.federation.clients, best),
+            losses=result.losses,
+            shares=result.shares,
+            personal=result.personal,
+            algorithm=self.algorithm.settings(),
+            seed=self.seed,
+            provenance=self.federation.describe(),
+        )
+
+    # -- what is told -------------------------------------------------------------------------------------
+
+    def _event(
+        self,
+        note: Note,
+        before: Int[np.ndarray, "starts clients"],
+        count: Count,
+        began: float,
+        now: Int[np.ndarray, "starts clients"] | None = None,
+    ) -> Event:
+        after = np.asarray(self.states.assignment) if now is None else now
+        seconds = time.perf_counter() - began
+        return event(self.place.done, note, before, after, clusters_of(self.states), count, seconds)
+
+    def _tell(self, new: Sequence[Record]) -> None:
+        self.records += new
+        for observer in self.observers:
+            observer.after(self._moment(new))
+
+    def _moment(self, new: Sequence[Record]) -> Moment:
+        return Moment(self.states, self.place, self.federation.ids, self.federation.spec, new)
+
+
+class Step(eqx.Module):
+    """A round, as the driver has it: its number, its key, the clients drawn for it, and what else was."""
+
+    number: Int[Array, ""]
+    key: Key[Array, ""]
+    clients: Any = None
+    more: Any = None
+
+
+def one_round(
+    algorithm: Algorithm[Any], federation: Any, learner: Learner, states: State, step: Step
+) -> tuple[State, Outcome]:
+    """One round of all starts; pure, so that it compiles over a traceable federation."""
+    starts = states.assignment.shape[0]
+    # there may be a step size for each start
+    rates = jax.tree.map(lambda rate: jnp.broadcast_to(rate, starts), learner.local.step_size())
+
+    def ask(state: State, rate: Any) -> Ask:
+        return algorithm.ask(state, Round(step.number, rate[0], rate[1], step.more))
+
+    def update(state: State, rate: Any, answers: Answers) -> State:
+        after: State = algorithm.update(state, answers, Round(step.number, rate[0], rate[1], step.more))
+        return after
+
+    asks = jax.vmap(ask)(states, rates)
+    task, only = asks.task, asks.only
+    if step.clients is not None:
+        task, only = _of_drawn(task, only, step.clients.clients)
+    answers = federation.ask(
+        task, only=only, clients=step.clients, key=step.key, reduce=asks.reduce, starts=starts
+    )
+    axes = Answers(None, 0, 0, 0, 0, 0, None, answers.failures)  # type: ignore[arg-type]
+    after = jax.vmap(update, in_axes=(0, 0, axes))(states, rates, answers)
+    return after, Outcome.of(answers, task, only, after.assignment, clusters_of(after))
+
+
+compiled_round = partial(jax.jit, static_argnums=0, donate_argnums=3)(one_round)
+
+
+def rounds_of_everybody(
+    algorithm: Algorithm[Any],
+    federation: Any,
+    learner: Learner,
+    states: State,
+    key: Key[Array, ""],
+    rounds: int,
+) -> State:
+    """The states after so many rounds in which everybody takes part, as a part of a larger program."""
+    numbers = jnp.arange(rounds)
+    steps = Step(numbers, jax.vmap(partial(jax.random.fold_in, key))(numbers))
+
+    def once(states: State, step: Step) -> tuple[State, None]:
+        return one_round(algorithm, federation, learner, states, step)[0], None
+
+    return jax.lax.scan(once, states, steps)[0]
+
+
+def _of_drawn(task: Task, only: Any, drawn: Int[Array, " asked"]) -> tuple[Task, Any]:
+    """What is each client's own, of those that are drawn."""
+    kind, everybody, each = task.split()
+    each, only = jax.tree.map(lambda rows: rows[:, drawn], (each, only))
+    return kind.with_content(everybody, each), only
+
+
+def _restored(algorithm: Algorithm[Any], learner: Learner, saved: Saved) -> State:
+    """The states as they were kept, if they are such as this algorithm has with this learner."""
+    models = [a for name, a in saved.arrays.items() if name.partition(".")[0] == "models" and a.ndim > 1]
+    if not models:
+        raise SettingError("it has no models")
+    one = stacked.repeated(learner.shapes(saved.spec), models[0].shape[1])
+    shapes = jax.eval_shape(lambda models: algorithm.state_of(models, len(saved.ids)), one)
+    like = stacked.repeated(shapes, algorithm.starts)
+    states: State = stacked.from_named(saved.arrays, like, exact=False)
+    # sizes of what else an algorithm keeps may depend on what has happened
+    known, wanted = ({"models": own.models, "assignment": own.assignment} for own in (states, like))
+    stacked.from_named(stacked.named(known), wanted)
+    return states
+
+
+def _stacked(states: Sequence[State]) -> State:
+    together: State = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    return together

@@ -1,0 +1,1 @@
+"""What algorithms are given: averaging, weight sharing, settling, revival, re-sampling; each by itself."""

@@ -1,0 +1,60 @@
+"""What algorithms that look for k clusters from several starts have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from coterie.errors import SettingError
+from coterie.initialise import Components, Given
+
+
+def initialiser(init: Any) -> Any:
+    """How the models start: as given, or models that were given."""
+    return init if callable(init) else Given(init)
+
+
+def starts(n_init: int, init: Any) -> int:
+    """How many starts differ: models that were given are always the same, and so are threshold components."""
+    return 1 if isinstance(initialiser(init), Given | Components) else n_init
+
+
+def check(k: int | None, n_init: int, init: Any, clients: int) -> None:
+    """Refuse numbers that make no sense."""
+    if n_init < 1:
+        raise SettingError(f"n_init must be at least 1, not {n_init}.")
+    if isinstance(init, Components):
+        if k is not None:
+            raise SettingError("Components() finds the number of clusters: leave k out.")
+        return
+    if k is None:
+        raise SettingError("k must be given, unless init=Components() finds it.")
+    check_number(k, clients)
+
+
+def check_number(k: int | None, clients: int) -> None:
+    """Refuse a number of clusters that makes no sense for so many clients."""
+    if k is None:
+        return
+    if k < 1:
+        raise SettingError(f"k must be at least 1, not {k}.")
+    if k > clients:
+        raise SettingError(f"k={k} clusters need at least as many clients; there are {clients}.")
+
+
+def first_told(
+    told: Int[Array, " clients"] | None, otherwise: Int[Array, " clients"] | None
+) -> Int[Array, " clients"] | None:
+    """What a client is told: by the first of two that tells it anything (-1: nothing)."""
+    if told is None or otherwise is None:
+        return otherwise if told is None else told
+    return jnp.where(told < 0, otherwise, told)
+
+
+def hash_of(algorithm: Any) -> int:
+    """The hash of an algorithm by what its compiled rounds depend on."""
+    fields = [getattr(algorithm, f.name) for f in dataclasses.fields(algorithm) if f.compare]
+    return hash((type(algorithm), *fields))
