@@ -1,9 +1,10 @@
-"""Experiments on a Flower federation: the apps that its server and its nodes run, and help to set one up.
+"""Clients on machines of their own, asked through Flower, and experiments as Flower apps.
 
 pip install 'coterie[flower]'
 """
 
-from coterie.federation.flower import Client, FlowerFederation, JaxClient, Own, client_app
 from coterie.flower.app import client_for, server_for
+from coterie.flower.client import Client, JaxClient, Own, client_app
+from coterie.flower.federation import FlowerFederation
 
 __all__ = ["Client", "FlowerFederation", "JaxClient", "Own", "client_app", "client_for", "server_for"]

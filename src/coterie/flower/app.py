@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -14,13 +15,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
+from coterie import registry
 from coterie.data.shards import Shards
 from coterie.errors import ConfigError, CoterieError
-from coterie.federation.flower.client import Client, JaxClient, Own, client_app
-from coterie.federation.flower.federation import FlowerFederation
+from coterie.flower.client import Client, JaxClient, Own, client_app
+from coterie.flower.federation import FlowerFederation
 from coterie.flower.node import own_data
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD
+from coterie.learn.task import Task
 from coterie.run.config import Experiment, setting, with_options
 from coterie.run.execute import execute
 from coterie.run.folder import RunFolder
@@ -46,9 +49,27 @@ def client_for(file: str | Path) -> ClientApp:
         experiment = experiment.decided(own.train.spec)
         assert experiment.model is not None
         learner = experiment.make_learner()
-        return _torch_client(learner, own) if experiment.model["name"] == "torch" else JaxClient(learner, own)
+        if experiment.model["name"] == "torch":
+            return _torch_client(learner, own)
+        return JaxClient(learner, own, others=own_tasks(experiment))
 
     return client_app(make)
+
+
+def own_tasks(experiment: Experiment) -> list[type[Task]]:
+    """The tasks of the user's own that an experiment may ask for.
+
+    They are those in the modules of what the experiment names by import path: its algorithm, its baselines,
+    and their parts.
+    """
+    sections = [experiment.algorithm, *({"name": name} for name in experiment.baselines)]
+    parts = [part for section in sections for part in registry.of_the_users_own("algorithm", section)]
+    modules = dict.fromkeys(filter(None, map(inspect.getmodule, parts)))
+    return [task for module in modules for task in vars(module).values() if _is_task(task)]
+
+
+def _is_task(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Task) and not inspect.isabstract(value)
 
 
 def _torch_client(learner: Learner, own: Own) -> Client:

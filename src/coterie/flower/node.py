@@ -8,7 +8,7 @@ from typing import Any
 from coterie.data import nodes
 from coterie.data.files import client_file
 from coterie.errors import ConfigError
-from coterie.federation.flower.client import Own
+from coterie.flower.client import Own
 from coterie.run.config import Experiment, settings_of
 
 

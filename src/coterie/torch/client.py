@@ -9,7 +9,8 @@ from torch import nn
 
 from coterie.data.shards import Spec
 from coterie.errors import ClientError, DataError
-from coterie.federation.flower import wire
+from coterie.flower import wire
+from coterie.learn.catalogue import TASKS as KNOWN
 from coterie.learn.local import SGD
 from coterie.torch import modules
 from coterie.torch.examples import Examples
@@ -22,8 +23,9 @@ from coterie.torch.tasks import TASKS
 class TorchClient:
     """A client whose model is a `torch.nn.Module` and whose data is a `DataLoader`.
 
-    It carries out the tasks of `coterie.learn.tasks`, so that it can be asked by the same servers, and side
-    by side with JAX clients. It computes nothing in JAX: a GPU is all PyTorch's.
+    It carries out the tasks of `coterie.learn.catalogue`, but those of moment descent, so that it can be
+    asked by the same servers, and side by side with JAX clients. It computes nothing in JAX: a GPU is all
+    PyTorch's.
 
     Parameters
     ----------
@@ -84,23 +86,29 @@ class TorchClient:
             self._spec = self._examples["train"].look(self._classes)
         return self._spec
 
-    def carry_out(self, ask: wire.Ask) -> wire.Arrays:
+    def needs(self, ask: wire.Request) -> tuple[str, ...]:
+        return ()
+
+    def carry_out(self, ask: wire.Request, kept: wire.Arrays | None = None) -> wire.Arrays:
         if ask.task not in TASKS:
             raise ClientError(f"client {self.id!r} does not know the task {ask.task!r}.")
         if ask.split not in self._examples:
             raise DataError(f"client {self.id!r} has no {ask.split} examples.")
         self._learner.prepare(ask.spec)
-        if ask.replicas is None:
-            return self._once(ask, wire.nested(ask.broadcast), wire.nested(ask.each), None)
+        if ask.starts is None:
+            return self._once(ask, ask.everybody, ask.each, ask.only, None)
         replies = []
-        for r in range(ask.replicas):
-            broadcast, each = ({name: a[r] for name, a in of.items()} for of in (ask.broadcast, ask.each))
-            replies.append(self._once(ask, wire.nested(broadcast), wire.nested(each), r))
+        for r in range(ask.starts):
+            everybody, each = ({name: a[r] for name, a in of.items()} for of in (ask.everybody, ask.each))
+            replies.append(self._once(ask, everybody, each, None if ask.only is None else ask.only[r], r))
         return {name: np.stack([reply[name] for reply in replies]) for name in replies[0]}
 
-    def _once(self, ask: wire.Ask, broadcast: Any, each: Any, replica: int | None) -> wire.Arrays:
-        """The reply to an ask, or to one replica of it."""
+    def _once(
+        self, ask: wire.Request, everybody: wire.Arrays, each: wire.Arrays, only: Any, start: int | None
+    ) -> wire.Arrays:
+        """The reply to an ask, or to one start of it."""
         examples = self._examples[ask.split].of_shape(ask.spec)
-        seed = seed_of(ask.key.tolist(), self.id, replica)
-        tree = TASKS[ask.task](self._learner, broadcast, each, examples, seed)
+        seed = seed_of(ask.key.tolist(), self.id, start)
+        task = ask.kind(KNOWN).with_content(wire.nested(everybody) or {}, wire.nested(each) or {})
+        tree = TASKS[ask.task](self._learner, task, only, examples, seed)
         return wire.flatten(tree, modules.weights(self._learner.module))

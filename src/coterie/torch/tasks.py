@@ -1,5 +1,7 @@
 """The tasks of `coterie.learn.tasks` and `coterie.learn.soft`, as a PyTorch client carries them out.
 
+A task holds what was sent as NumPy arrays, its models as arrays by name.
+
 Each gives the tree of what travels, as `wire.reply_tree` does for a JAX client: a `report`, and a `value`, a
 `cluster` and a `weight` where the task has them.
 """
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.errors import LearnerError
+from coterie.learn import tasks
 from coterie.learn.local import Pull
 from coterie.torch import modules
 from coterie.torch.examples import Examples
@@ -20,20 +23,18 @@ from coterie.torch.modules import Weights
 from coterie.torch.seeds import seed_of
 
 Tree = dict[str, Any]
-Task = Callable[[TorchLearner, Any, Any, Examples, int], Tree]
+CarryOut = Callable[[TorchLearner, Any, Any, Examples, int], Tree]
 
 
-def choose_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    chosen = _choose(learner, broadcast, each, examples, seed)
-    model = learner.train(chosen.model, examples, seed, int(broadcast["round"]), frozen=chosen.frozen)
-    return chosen.reply(model, broadcast)
-
-
-def choose_and_gradient(
-    learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int
+def choose_and_train(
+    learner: TorchLearner, task: tasks.ChooseAndTrain, only: Any, examples: Examples, seed: int
 ) -> Tree:
-    chosen = _choose(learner, broadcast, each, examples, seed)
-    return chosen.reply(learner.gradient(chosen.model, examples, seed), broadcast)
+    chosen = _choose(learner, task, only, examples, seed)
+    if task.send == "gradients":
+        return chosen.reply(learner.gradient(chosen.model, examples, seed), task)
+    pull = None if task.proximal is None else Pull(chosen.model, float(task.proximal))
+    model = learner.train(chosen.model, examples, seed, int(task.round), frozen=chosen.frozen, pull=pull)
+    return chosen.reply(model, task)
 
 
 class _Chosen(NamedTuple):
@@ -45,41 +46,41 @@ class _Chosen(NamedTuple):
     frozen: frozenset[str]
     examples: int
 
-    def reply(self, value: Weights, broadcast: Any) -> Tree:
+    def reply(self, value: Weights, task: tasks.ChooseAndTrain) -> Tree:
         travelling = {name: tensor for name, tensor in value.items() if name not in self.frozen}
         tree = {
             "report": {"loss": np.float32(self.loss)},
             "value": modules.arrays(travelling),
             "cluster": np.int32(self.cluster),
         }
-        return tree | _weight(broadcast, self.examples)
+        return tree | _weight(task.by_examples, self.examples)
 
 
-def _choose(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> _Chosen:
-    if "slices" in broadcast:
-        raise LearnerError("a PyTorch client cannot be asked for slices of its examples (resample=True).")
-    own, shared = broadcast["models"], broadcast.get("shared", {})
+def _choose(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> _Chosen:
+    if task.find_on is not None or task.train_on is not None:
+        raise LearnerError("a PyTorch client cannot be asked for parts of its examples (resample=True).")
+    own, shared = task.models, task.shared or {}
     k = len(next(iter(own.values())))
     whole = {**own, **{name: np.repeat(array[None], k, axis=0) for name, array in shared.items()}}
     models = modules.fitting(learner.module, whole, stacked=True)
     measured = learner.measure(models, examples, seed)
     cluster = lowest(measured.losses)
-    if each is not None and int(each["only"]) >= 0:
-        cluster = int(each["only"])
+    if only is not None and int(only) >= 0:
+        cluster = int(only)
     return _Chosen(
         cluster=cluster,
         loss=measured.losses[cluster],
         model={name: tensor[cluster] for name, tensor in models.items()},
-        frozen=frozenset(shared if "frozen" in broadcast else ()),
+        frozen=frozenset(shared if task.frozen else ()),
         examples=measured.examples,
     )
 
 
-def weigh_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+def weigh_and_train(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, task.models, stacked=True)
     measured = learner.measure(models, examples, seed)
     known = np.where(np.isnan(measured.losses), np.inf, measured.losses)
-    labels = np.exp(-(known - known.min()) / float(broadcast["temperature"]))
+    labels = np.exp(-(known - known.min()) / float(task.temperature))
     labels /= labels.sum()
     trained = [
         modules.arrays(
@@ -87,7 +88,7 @@ def weigh_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples: 
                 {name: tensor[j] for name, tensor in models.items()},
                 examples,
                 seed,
-                int(broadcast["round"]),
+                int(task.round),
                 label=float(label),
             )
         )
@@ -99,35 +100,40 @@ def weigh_and_train(learner: TorchLearner, broadcast: Any, each: Any, examples: 
         "value": {name: np.stack([model[name] for model in trained]) for name in trained[0]},
         "cluster": np.int32(lowest(measured.losses)),
     }
-    return tree | _weight(broadcast, measured.examples)
+    return tree | _weight(task.by_examples, measured.examples)
 
 
-def _weight(broadcast: Any, examples: int) -> Tree:
-    return {"weight": np.float32(examples)} if "by_examples" in broadcast else {}
+def _weight(by_examples: bool, examples: int) -> Tree:
+    return {"weight": np.float32(examples)} if by_examples else {}
 
 
-def train(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    model = modules.fitting(learner.module, each["model"])
+def train_alone(
+    learner: TorchLearner, task: tasks.TrainAlone, only: Any, examples: Examples, seed: int
+) -> Tree:
+    if task.part is not None:
+        raise LearnerError("a PyTorch client cannot be asked for parts of its examples (resample=True).")
+    model = modules.fitting(learner.module, task.start)
+    takes_part = np.ones(task.rounds, bool) if task.takes_part is None else np.asarray(task.takes_part)
     losses = []
-    for number, takes_part in zip(broadcast["rounds"].tolist(), each["takes_part"].tolist(), strict=True):
+    for number, active in enumerate(takes_part.tolist()):
         alone = {name: tensor[None] for name, tensor in model.items()}
         losses.append(learner.measure(alone, examples, seed).losses[0])
-        if takes_part:
+        if active:
             model = learner.train(model, examples, seed_of(seed, number), number)
     return {"report": {"loss": np.array(losses, np.float32)}, "value": modules.arrays(model)}
 
 
-def count_nearest(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+def count_nearest(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, task.models, stacked=True)
     measured = learner.measure(models, examples, seed)
     report = {"counts": measured.nearest.astype(np.int32), "losses": measured.losses.astype(np.float32)}
     return {"report": report}
 
 
-def train_between(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
-    model = modules.fitting(learner.module, each["model"])
-    pulls, strength = each["pulls"], float(each["pulls"].sum())
+def train_between(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, task.models, stacked=True)
+    model = modules.fitting(learner.module, task.model)
+    pulls, strength = task.pulls, float(task.pulls.sum())
     share = pulls / (strength if strength > 0 else 1.0)
     anchor = {
         name: sum(float(part) * tensor[s] for s, part in enumerate(share)) for name, tensor in models.items()
@@ -135,22 +141,24 @@ def train_between(learner: TorchLearner, broadcast: Any, each: Any, examples: Ex
     alone = {name: tensor[None] for name, tensor in model.items()}
     loss = learner.measure(alone, examples, seed).losses[0]
     pull = Pull(anchor, strength)
-    trained = learner.train(model, examples, seed, int(broadcast["round"]), pull=pull)
+    trained = learner.train(model, examples, seed, int(task.round), pull=pull)
     return {"report": {"loss": np.float32(loss)}, "value": modules.arrays(trained)}
 
 
-def size(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
+def count_examples(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> Tree:
     return {"report": {"examples": np.int32(sum(len(x) for x, _ in examples.every()))}}
 
 
-def losses(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
+def measure_losses(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, task.models, stacked=True)
+    if task.part is not None:
+        raise LearnerError("a PyTorch client cannot be asked for parts of its examples (resample=True).")
     return {"report": {"losses": learner.measure(models, examples, seed).losses.astype(np.float32)}}
 
 
-def evaluate(learner: TorchLearner, broadcast: Any, each: Any, examples: Examples, seed: int) -> Tree:
-    models = modules.fitting(learner.module, broadcast["models"], stacked=True)
-    own = {name: tensor[int(each["only"])][None] for name, tensor in models.items()}
+def evaluate(learner: TorchLearner, task: Any, only: Any, examples: Examples, seed: int) -> Tree:
+    models = modules.fitting(learner.module, task.models, stacked=True)
+    own = {name: tensor[int(only)][None] for name, tensor in models.items()}
     measured = learner.measure(own, examples, seed)
     return {
         "report": {
@@ -166,15 +174,13 @@ def lowest(losses: np.ndarray) -> int:
     return int(np.argmin(np.where(np.isnan(losses), np.inf, losses)))
 
 
-_TASKS = (
-    choose_and_train,
-    choose_and_gradient,
-    weigh_and_train,
-    train,
-    losses,
-    size,
-    evaluate,
-    count_nearest,
-    train_between,
-)
-TASKS: dict[str, Task] = {task.__name__: task for task in _TASKS}
+TASKS: dict[str, CarryOut] = {
+    "ChooseAndTrain": choose_and_train,
+    "WeighAndTrain": weigh_and_train,
+    "TrainAlone": train_alone,
+    "MeasureLosses": measure_losses,
+    "CountExamples": count_examples,
+    "Evaluate": evaluate,
+    "CountNearest": count_nearest,
+    "TrainBetween": train_between,
+}
