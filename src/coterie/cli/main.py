@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ import typer
 from rich.console import Console
 
 import coterie
+from coterie import registry
 from coterie.cli import flower, reproduce
 from coterie.cli.errors import clear_errors
 from coterie.errors import ConfigError
@@ -53,7 +56,7 @@ def run(
         Path | None, typer.Option(help="An experiment file (TOML). Options override it.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="ifca, fedx, global or local.  [default: ifca]")
+        str | None, typer.Option(help=f"{', '.join(registry.PARTS['algorithm'])}.  [default: ifca]")
     ] = None,
     k: Annotated[int | None, typer.Option(help="Clusters to look for.  [default: 4]")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds.  [default: 60]")] = None,
@@ -176,4 +179,6 @@ def _default_out(experiment: Experiment) -> Path:
 
 def main() -> None:
     """The entry point of the `coterie` command."""
+    # as with python -m: what an experiment names by import path may be in this folder
+    sys.path.append(os.getcwd())
     app()

@@ -22,7 +22,10 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
     scale: Annotated[
-        str, typer.Option(help="smoke (seconds), small (minutes on two cores) or paper (for a GPU).")
+        str,
+        typer.Option(
+            help="smoke (seconds), small (minutes on two cores), and paper or full: the largest of a figure."
+        ),
     ] = "small",
     preset: Annotated[
         str,

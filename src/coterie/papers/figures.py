@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 from coterie.errors import ConfigError
@@ -13,11 +14,28 @@ FIGURES: dict[str, Figure] = {
 }
 
 
+def figure_of(name: str) -> Figure:
+    """The figure of that name, or at that import path, such as `mypackage.FIGURE`."""
+    if name in FIGURES:
+        return FIGURES[name]
+    module, _, attribute = name.rpartition(".")
+    if "/" in name or not module:
+        raise ConfigError(
+            f"there is no {name!r} to reproduce; choose one of {', '.join(FIGURES)}, or give the import path "
+            "of a figure of your own, such as 'mypackage.FIGURE'."
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name!r} cannot be imported: {error}.") from None
+    if not isinstance(found, Figure):
+        raise ConfigError(f"{name!r} is not a coterie.papers.Figure but {type(found).__name__}.")
+    return found
+
+
 def find(name: str, scale: str, preset: str, trials: int | None = None) -> Experiment:
     """The experiment of that name, scale and preset, with as many trials as the scale has if not given."""
-    if name not in FIGURES:
-        raise ConfigError(f"there is no {name!r} to reproduce; choose one of {', '.join(FIGURES)}.")
-    figure = FIGURES[name]
+    figure = figure_of(name)
     for option, value, known in (
         ("scale", scale, figure.scales),
         ("preset", preset, figure.presets),

@@ -15,7 +15,7 @@ from coterie import storage
 from coterie.errors import ConfigError
 from coterie.federation import tuning
 from coterie.papers.experiment import Arrays, Experiment, Row
-from coterie.papers.figures import FIGURES, find
+from coterie.papers.figures import figure_of, find
 from coterie.papers.folder import BATCH, ResultFolder
 from coterie.papers.provenance import provenance
 
@@ -65,7 +65,7 @@ def reproduce(
     how = {p.name: k[1] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
     content: dict[str, Any] = {
         "name": name,
-        "title": FIGURES[name].title,
+        "title": figure_of(name).title,
         "scale": scale,
         "preset": preset,
         "seed": seed,

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coterie import registry
+from coterie.algorithms.algorithm import Algorithm
 from coterie.data.federated import Federated
 from coterie.data.shards import Spec
 from coterie.errors import ConfigError
@@ -68,10 +69,10 @@ class Experiment(BaseModel):
                 name = section.get("name")
                 if name is None:
                     raise ConfigError(f"{kind}.name: this setting is required.")
-                _choice(f"{kind}.name", name, registry.PARTS[kind])
+                _part(f"{kind}.name", kind, name)
                 checked[kind] = {"name": name, **registry.validate(kind, name, settings_of(section))}
         for name in experiment.baselines:
-            _choice("baselines", name, registry.PARTS["algorithm"])
+            _part("baselines", "algorithm", name)
         if experiment.loss is not None:
             _choice("loss", experiment.loss, NAMED)
         for key, seed in (("seed", experiment.seed), ("data.seed", checked["data"].get("seed", 0))):
@@ -132,7 +133,7 @@ class Experiment(BaseModel):
         mine = registry.schema(registry.part("algorithm", name)).model_fields
         shared = {key: value for key, value in self.algorithm.items() if key in mine and key != "name"}
         if self.algorithm.keys() & {"rounds", "refines"}:
-            shared["rounds"] = max(1, self.make_algorithm().length // _parts(mine))
+            shared["rounds"] = max(1, self.make_algorithm().expected_rounds // _parts(mine))
         try:
             registry.validate("algorithm", name, shared)
         except ConfigError as error:
@@ -197,6 +198,15 @@ def value_of(text: str) -> Any:
 def _choice(key: str, name: Any, choices: Collection[str]) -> None:
     if not isinstance(name, str) or name not in choices:
         raise ConfigError(f"{key}: there is no {name!r}; choose one of {', '.join(choices)}.")
+
+
+def _part(key: str, kind: str, name: Any) -> None:
+    """Refuse what names no part: neither one of ours nor an import path."""
+    if not isinstance(name, str):
+        _choice(key, name, registry.PARTS[kind])
+    found = registry.part(kind, name, key)
+    if kind == "algorithm" and not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ConfigError(f"{key}: {name!r} is no subclass of coterie.Algorithm.")
 
 
 def settings_of(section: Section) -> Section:

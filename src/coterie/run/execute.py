@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coterie import storage
-from coterie.algorithms import Oracle
+from coterie.algorithms.observer import Observer
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.clustering.result import ChosenBy
 from coterie.data import nodes
@@ -22,9 +22,9 @@ from coterie.federation import Federation, tuning
 from coterie.federation.simulation import Simulation
 from coterie.models import stacked
 from coterie.run.config import Experiment
-from coterie.run.folder import BATCH, EVALUATION, Recorder, RunFolder, Show
+from coterie.run.folder import BATCH, EVALUATION, Recorder, RunFolder
 
-Progress = Callable[[str, int], AbstractContextManager[Show]]
+Progress = Callable[[str, int], AbstractContextManager[Observer]]
 
 
 def execute(
@@ -46,7 +46,7 @@ def execute(
     """
     if federation is not None and resume and not overwrite:
         # whoever took part counts, connected at this moment or not
-        began_with = Recorder(folder).clients()
+        began_with = folder.began_with()
         if began_with is not None:
             folder.check(experiment.decided(began_with[1]))
             federation.recall(*began_with)
@@ -59,9 +59,9 @@ def execute(
         if name != experiment.algorithm["name"]
     ]
     # an impossible setting should be heard of before the folder is touched
-    experiment.make_learner().for_data(spec)
+    learner = experiment.make_learner().for_data(spec)
     for each in (experiment, *(baseline for _, baseline in baselines)):
-        _algorithm(each, clients).check(clients.federation.clients)
+        _algorithm(each, clients).check(clients.federation.clients, learner)
     folder.claim(experiment, resume, overwrite)
     found = _one(experiment, clients, folder, checkpoint_every, progress)
     for part, baseline in baselines:
@@ -109,9 +109,10 @@ class _Real:
 
 
 def _algorithm(experiment: Experiment, clients: _Simulated | _Real) -> Any:
-    """The algorithm of an experiment; the oracle is told the truth, if that is known."""
+    """The algorithm of an experiment; one that lacks the truth, as an oracle does, is told if it is known."""
     algorithm = experiment.make_algorithm()
-    return replace(algorithm, truth=clients.truth) if isinstance(algorithm, Oracle) else algorithm
+    lacks_truth = hasattr(algorithm, "truth") and algorithm.truth is None
+    return replace(algorithm, truth=clients.truth) if lacks_truth else algorithm
 
 
 def _one(
@@ -127,16 +128,16 @@ def _one(
             found = load(folder.path)
         else:
             shown = (
-                nullcontext()
+                nullcontext(Observer())
                 if progress is None
-                else progress(experiment.algorithm["name"], algorithm.length)
+                else progress(experiment.algorithm["name"], algorithm.expected_rounds)
             )
             with shown as show:
                 found = algorithm.fit(
                     clients.federation,
                     experiment.make_learner(),
                     seed=experiment.seed,
-                    observer=Recorder(folder, show, checkpoint_every),
+                    observers=[Recorder(folder, checkpoint_every), show],
                 )
             found.save(folder.path)
         path = folder.path / EVALUATION

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,13 +22,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from coterie import storage
-from coterie.algorithms.observer import Arrays
-from coterie.algorithms.state import State
+from coterie.algorithms.observer import Moment, Observer, Place, Saved
 from coterie.clustering import result
 from coterie.clustering.history import Record, from_line
 from coterie.data.shards import Spec
-from coterie.errors import ConfigError, RunFolderError, SettingError
-from coterie.federation import Federation
+from coterie.errors import ConfigError, RunFolderError
 from coterie.models import stacked
 from coterie.run.config import Experiment, difference
 
@@ -42,7 +39,6 @@ EXPERIMENT, CHECKPOINT, EVALUATION, BATCH, BASELINES = (
 )
 # in the order in which they are removed: the experiment last, so that remains never pass for another's run
 OURS = (CHECKPOINT, EVALUATION, BATCH, result.FILE, result.MODELS, result.ROUNDS, "report.html", EXPERIMENT)
-Show = Callable[[list[Record], int], None]
 
 
 class RunFolder:
@@ -98,6 +94,11 @@ class RunFolder:
                 "Choose another --out, or replace it with --overwrite."
             )
 
+    def began_with(self) -> tuple[np.ndarray, Spec] | None:
+        """The ids of the clients at the last checkpoint, and the shape of an example."""
+        saved = _checkpoint(self.path / CHECKPOINT)
+        return None if saved is None else saved[:2]
+
     def _clear(self) -> None:
         """Remove what a run has written, and nothing else."""
         baselines = self.path / BASELINES
@@ -118,43 +119,50 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-class Recorder:
+def _checkpoint(path: Path) -> tuple[np.ndarray, Spec, Place, int] | None:
+    """What a checkpoint says of itself: clients, shape of an example, where the run stands, lines so far."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            words = file.metadata() or {}
+        ids, spec = np.array(json.loads(words["clients"])), Spec.from_json(json.loads(words["spec"]))
+        return ids, spec, Place(*json.loads(words["place"])), int(words["lines"])
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} does not fit this experiment ({str(error).rstrip('.')}): start again with --overwrite."
+        ) from error
+
+
+class Recorder(Observer):
     """Writes a run down as it happens, and restores it.
 
     A line per round is flushed at once. The state is kept every `every` seconds: rounds after the last
     checkpoint are computed again on resuming, with the same result.
     """
 
-    def __init__(self, folder: RunFolder, show: Show | None = None, every: float = 5.0) -> None:
+    def __init__(self, folder: RunFolder, every: float = 5.0) -> None:
         self._rounds = folder.path / result.ROUNDS
         self._checkpoint = folder.path / CHECKPOINT
-        self._show = show or (lambda logs, done: None)
         self._every = every
         self._saved = time.monotonic()
-        self._lines = 0  # that the file of rounds holds
+        self._lines: int | None = None  # that the file of rounds holds; of an earlier run, if None
 
-    def clients(self) -> tuple[np.ndarray, Spec] | None:
-        """The ids of the clients at the last checkpoint and the shape of an example; see `Observer`."""
-        if not self._checkpoint.exists():
+    def saved(self) -> Saved | None:
+        """The run at the last checkpoint; see `Observer`."""
+        found = _checkpoint(self._checkpoint)
+        if found is None:
             return None
-        try:
-            with safe_open(self._checkpoint, framework="numpy") as file:
-                metadata = file.metadata()
-            return np.array(json.loads(metadata["clients"])), Spec.from_json(json.loads(metadata["spec"]))
-        except (SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise self._unfit(error) from error
+        ids, spec, place, lines = found
+        arrays, records = storage.read_arrays(self._checkpoint), self._kept_records(lines)
+        return Saved(arrays, place, ids, spec, records, str(self._checkpoint))
 
-    def resume(self, restored: Callable[[Arrays], State]) -> tuple[State, list[Record]] | None:
-        """The state at the last checkpoint, and what led there; see `Observer`."""
-        if not self._checkpoint.exists():
-            storage.write_text(self._rounds, "")
-            return None
-        try:
-            with safe_open(self._checkpoint, framework="numpy") as file:
-                done, kept = (int((file.metadata() or {})[name]) for name in ("rounds", "lines"))
-            state = restored(storage.read_arrays(self._checkpoint))
-        except (SafetensorError, KeyError, ValueError, SettingError, StopIteration) as error:
-            raise self._unfit(error) from error
+    def resumed(self, moment: Moment) -> None:
+        """What is written down is what led there; see `Observer`."""
+        storage.write_text(self._rounds, "".join(record.to_line() + "\n" for record in moment.new))
+        self._lines = len(moment.new)
+
+    def _kept_records(self, kept: int) -> list[Record]:
         # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
         lines = self._rounds.read_bytes().splitlines()[:kept] if self._rounds.exists() else []
         try:
@@ -167,33 +175,21 @@ class Recorder:
             raise RunFolderError(
                 f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
             )
-        storage.write_text(self._rounds, "".join(record.to_line() + "\n" for record in records))
-        self._lines = kept
-        if records:
-            self._show(records, done)
-        return state, records
+        return records
 
-    def _unfit(self, error: Exception) -> RunFolderError:
-        return RunFolderError(
-            f"{self._checkpoint} does not fit this experiment ({str(error).rstrip('.')}): "
-            "start again with --overwrite."
-        )
-
-    def after(self, state: State, federation: Federation, records: list[Record], done: int) -> None:
+    def after(self, moment: Moment) -> None:
         """Something happened; see `Observer`."""
-        with storage.writing(self._rounds), open(self._rounds, "a") as file:
-            file.writelines(record.to_line() + "\n" for record in records)
+        with storage.writing(self._rounds), open(self._rounds, "w" if self._lines is None else "a") as file:
+            file.writelines(record.to_line() + "\n" for record in moment.new)
             file.flush()
             os.fsync(file.fileno())
-        self._lines += len(records)
+        self._lines = (self._lines or 0) + len(moment.new)
         if time.monotonic() - self._saved >= self._every:
             metadata = {
-                "rounds": str(done),
+                "place": json.dumps(moment.place),
                 "lines": str(self._lines),
-                "clients": json.dumps(federation.ids.tolist()),
-                "spec": json.dumps(asdict(federation.spec)),
+                "clients": json.dumps(moment.ids.tolist()),
+                "spec": json.dumps(asdict(moment.spec)),
             }
-            storage.write_arrays(self._checkpoint, stacked.named(state), metadata)
+            storage.write_arrays(self._checkpoint, stacked.named(moment.states), metadata)
             self._saved = time.monotonic()
-        if records:
-            self._show(records, done)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,8 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from coterie.algorithms.observer import Moment, Observer
 from coterie.clustering.history import Event, Record, RoundLog
-from coterie.run.folder import Show
 
 
 def status(log: RoundLog) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def rate(logs: list[RoundLog]) -> str:
     return f"{len(logs) / seconds:.1f}" if seconds > 0 else "–"
 
 
-def told(console: Console, name: str, records: list[Record]) -> list[RoundLog]:
+def told(console: Console, name: str, records: Sequence[Record]) -> list[RoundLog]:
     """Say what happened between rounds; the rounds that are left to tell of."""
     for event in records:
         if isinstance(event, Event):
@@ -55,47 +55,60 @@ def live(console: Console, *fields: str) -> Progress:
     )
 
 
+class _Shown(Observer):
+    """Shows a run that goes on as far as it is."""
+
+    def resumed(self, moment: Moment) -> None:
+        self.after(moment)
+
+
 @contextmanager
-def bar(console: Console, name: str, rounds: int) -> Iterator[Show]:
+def bar(console: Console, name: str, rounds: int) -> Iterator[Observer]:
     """A live progress bar."""
     fields = ("loss {task.fields[loss]}", "{task.fields[sizes]}", "{task.fields[rate]} rounds/s")
     with live(console, *fields) as progress:
-        task = progress.add_task(name, total=rounds, loss="–", sizes="clusters –", rate="–")
+        task = progress.add_task(name, total=rounds or None, loss="–", sizes="clusters –", rate="–")
 
-        def show(records: list[Record], done: int) -> None:
-            logs = told(console, name, records)
-            if logs:
-                loss, sizes = status(logs[-1])
-                progress.update(task, completed=done, loss=loss, sizes=sizes, rate=rate(logs))
+        class Bar(_Shown):
+            def after(self, moment: Moment) -> None:
+                logs = told(console, name, moment.new)
+                if logs:
+                    loss, sizes = status(logs[-1])
+                    progress.update(
+                        task, completed=moment.place.done, loss=loss, sizes=sizes, rate=rate(logs)
+                    )
 
-        yield show
+        yield Bar()
 
 
 @contextmanager
-def lines(console: Console, name: str, rounds: int) -> Iterator[Show]:
+def lines(console: Console, name: str, rounds: int) -> Iterator[Observer]:
     """A plain line for about every tenth of the rounds, and for the last."""
     every = max(1, rounds // 10)
 
-    def show(records: list[Record], done: int) -> None:
-        logs = told(console, name, records)
-        if logs and (done // every > (done - len(logs)) // every or done == rounds):
-            loss, sizes = status(logs[-1])
-            line = f"{name}: round {done}/{rounds}, loss {loss}, {sizes}, {rate(logs)} rounds/s"
-            console.print(line, soft_wrap=True, highlight=False)
+    class Lines(_Shown):
+        def after(self, moment: Moment) -> None:
+            logs, done = told(console, name, moment.new), moment.place.done
+            if logs and (done // every > (done - len(logs)) // every or done == rounds):
+                loss, sizes = status(logs[-1])
+                line = f"{name}: round {done}/{rounds}, loss {loss}, {sizes}, {rate(logs)} rounds/s"
+                console.print(line, soft_wrap=True, highlight=False)
 
-    yield show
+    yield Lines()
 
 
 @contextmanager
-def every_round(console: Console, name: str, rounds: int) -> Iterator[Show]:
+def every_round(console: Console, name: str, rounds: int) -> Iterator[Observer]:
     """A plain line for every round, for rounds that take seconds: who was left out, and why."""
 
-    def show(records: list[Record], done: int) -> None:
-        for log in told(console, name, records):
-            loss, sizes = status(log)
-            line = f"{name}: round {log.round + 1}/{rounds}, loss {loss}, {sizes}, {log.seconds:.1f} s"
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
-            for reason, clients in log.missing.items():
-                console.print(f"  left out: {', '.join(clients)} ({reason})", soft_wrap=True, markup=False)
+    class Rounds(_Shown):
+        def after(self, moment: Moment) -> None:
+            for log in told(console, name, moment.new):
+                loss, sizes = status(log)
+                line = f"{name}: round {log.round + 1}/{rounds}, loss {loss}, {sizes}, {log.seconds:.1f} s"
+                console.print(line, soft_wrap=True, highlight=False, markup=False)
+                for reason, clients in log.missing.items():
+                    left_out = f"  left out: {', '.join(clients)} ({reason})"
+                    console.print(left_out, soft_wrap=True, markup=False)
 
-    yield show
+    yield Rounds()

@@ -1,7 +1,7 @@
 """Does IFCA recover the true models? Section 6.1 of its paper, many trials as one compiled program.
 
 A trial draws true models and the clients' data on the device, then runs IFCA from several starts with
-several step sizes side by side: each pair of these is a restart of the algorithm.
+several step sizes side by side: each pair of these is a run of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
+from coterie import keys
 from coterie.algorithms import IFCA
-from coterie.algorithms.state import Step
+from coterie.algorithms.driver import rounds_of_everybody
+from coterie.algorithms.ifca import State
 from coterie.data.partition import cluster_sizes
 from coterie.data.shards import Bucket, Shards, Spec
-from coterie.federation import Federation
 from coterie.federation.simulation import Simulation
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD
@@ -62,11 +63,12 @@ class Problem:
         return Spec((self.dim,), "float32", (), "float32")
 
     @property
-    def replicas(self) -> int:
+    def runs(self) -> int:
+        """Every start with every step size."""
         return self.starts * len(self.rates)
 
     def learner(self) -> Learner:
-        """Linear regression with squared loss; the step size of every replica."""
+        """Linear regression with squared loss; the step size of every run."""
         rates: Any = jnp.tile(jnp.asarray(self.rates, jnp.float32), self.starts)
         return Learner(Linear(), loss="squared", local=SGD(lr=rates, steps=1)).for_data(self.spec)
 
@@ -80,44 +82,36 @@ class Problem:
         batch: Any = "auto" if jax.default_backend() == "cpu" else m
         return Simulation(shards, batch=batch, precision="float32").with_learner(self.learner())
 
-    def algorithm(self, separation: Any = 1.0, rescaled_starts: Any = False) -> IFCA:
+    def algorithm(self) -> IFCA:
         """IFCA with gradient averaging (option I), as the section says.
 
         Line 14 divides by m, the number of all clients: all of them participate in every round here.
         """
-        init = CoinFlips(len(self.rates), separation, rescaled_starts)
-        return IFCA(self.k, n_init=self.replicas, init=init, rounds=self.rounds, average="gradients")
+        return IFCA(self.k, n_init=self.runs, rounds=self.rounds, average="gradients")
 
+    def starts_of(
+        self, key: Key[Array, ""], separation: Any = 1.0, rescaled: Any = False
+    ) -> Float[Array, "runs k d"]:
+        """Where each run starts: Bernoulli(0.5) coordinates, or if `rescaled`, models of norm R with such.
 
-@dataclass(frozen=True)
-class CoinFlips:
-    """An initialiser: coordinates are Bernoulli(0.5), and if `rescaled`, models are rescaled to a norm.
+        Runs that differ by their step size alone start alike. R and `rescaled` may be traced, so that one
+        compiled program serves all of them.
+        """
 
-    Consecutive restarts, `each` of them, start alike. Norm and `rescaled` may be traced, so that one compiled
-    program serves all of them.
-    """
+        def flips(start: Array) -> Array:
+            each = keys.numbered(jax.random.fold_in(key, start * len(self.rates)), self.k)
+            return jax.vmap(lambda own: _coins(own, (self.dim,)))(each)
 
-    each: int
-    norm: Any = 1.0
-    rescaled: Any = False
-
-    def __call__(self, federation: Federation, learner: Learner, keys: Key[Array, "restarts k"]) -> PyTree:
-        one = learner.shapes(federation.spec)
-        size = sum(leaf.size for leaf in jax.tree.leaves(one))
-        flips = jax.vmap(lambda key: _coins(key, (size,)))(keys[:: self.each].reshape(-1))
-        models = stacked.from_matrix(jnp.where(self.rescaled, self.norm * _unit(flips), flips), one)
-        restarts, k = keys.shape
-        return jax.tree.map(
-            lambda leaf: jnp.repeat(leaf.reshape(restarts // self.each, k, *leaf.shape[1:]), self.each, 0),
-            models,
-        )
+        models = jax.vmap(flips)(jnp.arange(self.starts))
+        models = jnp.where(rescaled, separation * _unit(models), models)
+        return jnp.repeat(models, len(self.rates), axis=0)
 
 
 @partial(jax.jit, static_argnums=0)
 def trials(
     problem: Problem,
     simulation: Simulation,
-    keys: Key[Array, " trials"],
+    each: Key[Array, " trials"],
     separation: Any,
     noise: Any,
     rescaled_starts: Any = False,
@@ -131,7 +125,7 @@ def trials(
         models, true = learned(problem, simulation, key, separation, noise, rescaled_starts)
         return {**distances(models, true), "told_apart": told_apart(models, true)}
 
-    found: dict[str, Array] = jax.lax.map(trial, keys)
+    found: dict[str, Array] = jax.lax.map(trial, each)
     return found
 
 
@@ -146,13 +140,14 @@ def learned(
     """One trial: the models that IFCA learns from each start with each step size, and the true ones."""
     data, starts = jax.random.split(key)
     x, y, true = drawn(problem, data, separation, noise)
-    federation, learner = simulation.with_examples(x, y), problem.learner()
-    algorithm = problem.algorithm(separation, rescaled_starts)
-    state = algorithm.start(federation, learner, starts)
-    steps = Step(jnp.arange(problem.rounds), algorithm.round_keys(key))
-    state, _ = jax.lax.scan(
-        lambda state, step: (algorithm.round(federation, learner, state, step)[0], None), state, steps
-    )
+    federation, learner, algorithm = simulation.with_examples(x, y), problem.learner(), problem.algorithm()
+    one = learner.shapes(problem.spec)
+
+    def state_of(models: Float[Array, "k d"]) -> State:
+        return algorithm.state_of(stacked.from_matrix(models, one), problem.clients)
+
+    begin = jax.vmap(state_of)(problem.starts_of(starts, separation, rescaled_starts))
+    state = rounds_of_everybody(algorithm, federation, learner, begin, key, problem.rounds)
     models = jax.vmap(stacked.to_matrix)(state.models)
     return models.reshape(problem.starts, len(problem.rates), problem.k, problem.dim), true
 
@@ -223,10 +218,10 @@ def _between(products: Float[Array, "*batch k k"]) -> Float[Array, "*batch k k"]
     return own[..., :, None] + own[..., None, :] - products - jnp.swapaxes(products, -2, -1)
 
 
-def _unit(models: Float[Array, "k d"]) -> Float[Array, "k d"]:
-    norm = jnp.linalg.norm(models, axis=1, keepdims=True)
+def _unit(models: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+    norm = jnp.linalg.norm(models, axis=-1, keepdims=True)
     # a model of zeros has no norm to rescale
-    return jnp.where(norm > 0, models / norm, 1 / jnp.sqrt(models.shape[1]))
+    return jnp.where(norm > 0, models / norm, 1 / jnp.sqrt(models.shape[-1]))
 
 
 def _coins(key: Key[Array, ""], shape: tuple[int, ...]) -> Array:

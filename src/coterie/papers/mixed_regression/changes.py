@@ -163,17 +163,15 @@ def _changed(plan: Plan, change: Change, seed: int) -> Arrays:
     last: list[Anchors] = [trace[-1] for trace in traces]
     apart = [separation(of) for of in data]
     models = [centres(now, k, None if change.ward else delta) for now, delta in zip(last, apart, strict=True)]
-    theta = [matrix(now.models, 2)[0] for now in last]
-    true = [
-        np.asarray(of.models)[np.asarray(of.truth)[now.ids[0]]] for now, of in zip(last, data, strict=True)
-    ]
+    theta = [matrix(now.models, 1) for now in last]
+    true = [np.asarray(of.models)[np.asarray(of.truth)[now.ids]] for now, of in zip(last, data, strict=True)]
     phase_two = FedX(k, n_init=1, rounds=plan.rounds)
     learner = Learner(Linear(), "half_squared", SGD(lr=plan.rate, steps=5)).for_data(data[0].train.spec)
     states = [begun(phase_two, m, [], of).state for m, of in zip(models, data, strict=True)]
     first = [float(distance(m, jnp.asarray(of.models))) for m, of in zip(models, data, strict=True)]
     return {
         "covered": np.array(
-            [len(set(np.asarray(of.truth)[now.ids[0]].tolist())) for now, of in zip(last, data, strict=True)]
+            [len(set(np.asarray(of.truth)[now.ids].tolist())) for now, of in zip(last, data, strict=True)]
         ),
         "groups": np.array(
             [k if change.ward else chained(t, delta).max() + 1 for t, delta in zip(theta, apart, strict=True)]

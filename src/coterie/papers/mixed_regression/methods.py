@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from coterie import keys
-from coterie.algorithms import FedX, Global, OneShotKMeans
-from coterie.algorithms.alternating import Alternating
-from coterie.algorithms.state import State
+from coterie.algorithms import FedX, Global, OneShotKMeans, known_clusters
+from coterie.algorithms.algorithm import Algorithm, State
+from coterie.algorithms.lockstep import carried_out
 from coterie.data.federated import Federated
 from coterie.evaluate.matching import best_match, contingency
-from coterie.initialise import MomentDescent
+from coterie.federation.exchange import Server
+from coterie.initialise import MomentDescent, OneShot
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, LocalUpdate
 from coterie.learn.proximal import Proximal
@@ -100,7 +102,7 @@ def measured(plan: Plan, name: str, seed: int) -> Arrays:
 
 
 def errors_after(
-    plan: Plan, algorithm: Alternating, learner: Learner, states: Sequence[State], seed: int
+    plan: Plan, algorithm: Algorithm[Any], learner: Learner, states: Sequence[State], seed: int
 ) -> Float[np.ndarray, "trials rounds"]:
     """The error after every round of an algorithm that begins at these states."""
     data = populations(plan.problem, plan.trials, seed)
@@ -130,16 +132,15 @@ def _phase_one(plan: Plan, printed: bool, seed: int) -> tuple[list[Array], ...]:
 class _Begun:
     """A trial that is ready for its rounds."""
 
-    algorithm: Alternating
+    algorithm: Algorithm[Any]
     state: State
     before: list[Array]  # the models of the iterations so far
 
 
-def begun(algorithm: Alternating, models: Array, before: list[Array], data: Federated) -> _Begun:
+def begun(algorithm: Algorithm[Any], models: Array, before: list[Array], data: Federated) -> _Begun:
     """A trial whose rounds begin with these models."""
     like = Learner(Linear(), "half_squared").for_data(data.train.spec).shapes(data.train.spec)
-    one = jax.tree.map(lambda a: a[None], stacked.from_matrix(models, like))
-    return _Begun(algorithm, algorithm.begin(one, len(data.train)), before)
+    return _Begun(algorithm, algorithm.state_of(stacked.from_matrix(models, like), len(data.train)), before)
 
 
 def _begin(plan: Plan, arm: Arm, learner: Learner, seed: int, trial: int) -> _Begun:
@@ -156,8 +157,10 @@ def _begin(plan: Plan, arm: Arm, learner: Learner, seed: int, trial: int) -> _Be
     if arm.start == "alone":
         algorithm = OneShotKMeans(k, alone=plan.alone, rounds=whole, weight="examples")
         federation = simulations(plan.problem, plan.trials, seed)[trial].with_learner(learner)
-        state, _ = algorithm.grouped(federation, learner, key)
-        return _Begun(algorithm, state, [stacked.to_matrix(stacked.take(state.models, 0))])
+        server, own = Server.of(federation, learner, seed), jax.random.fold_in(key, 0)
+        groups = carried_out(federation, OneShot(plan.alone).grouped(server, own, [k]), own)
+        state = known_clusters.State(groups.models, jnp.asarray(groups.labels, jnp.int32))
+        return _Begun(algorithm, state, [stacked.to_matrix(state.models)])
     models = SCALED / math.sqrt(plan.problem.dim) * jax.random.normal(key, (k, plan.problem.dim))
     if arm.start == "random":
         return begun(FedX(k, n_init=1, rounds=whole), models, [models], data)
@@ -166,6 +169,6 @@ def _begin(plan: Plan, arm: Arm, learner: Learner, seed: int, trial: int) -> _Be
 
 def _misplaced(state: State, data: Federated) -> np.ndarray:
     """Which clients are not in the cluster that matches their true one."""
-    found, truth = np.asarray(state.assignment)[0], np.asarray(data.truth)
+    found, truth = np.asarray(state.assignment), np.asarray(data.truth)
     match = dict(zip(*best_match(contingency(found, truth)), strict=True))
     return np.array([match.get(c) != z for c, z in zip(found.tolist(), truth.tolist(), strict=True)])

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from coterie import keys
+from coterie.algorithms.lockstep import carried_out
 from coterie.errors import LearnerError
+from coterie.federation.exchange import Server
 from coterie.initialise import MomentDescent
 from coterie.initialise.anchors import Anchors, matrix
 from coterie.learn.learner import Learner
@@ -45,8 +47,10 @@ def descents(
     for trial, data in enumerate(populations(problem, trials, seed)):
         own = replace(settings, separation=separation(data)) if told else settings
         learner = Learner(Linear(), "half_squared").for_data(data.train.spec)
-        cells = keys.grid(jax.random.fold_in(keys.purpose(seed, "anchors"), trial), 1, problem.k)
-        found.append(own.trace(clients[trial].with_learner(learner), learner, cells))
+        federation = clients[trial].with_learner(learner)
+        key = jax.random.fold_in(jax.random.fold_in(keys.purpose(seed, "anchors"), trial), 0)
+        trace = own.trace(Server.of(federation, learner, seed), key, problem.k)
+        found.append(carried_out(federation, trace, key))
     return found
 
 
@@ -57,7 +61,7 @@ def centres(anchors: Anchors, k: int, separation: float | None) -> Float[Array, 
     round of Phase 2, which sets it apart from the others; from there it goes on as from any start.
     """
     try:
-        return jnp.asarray(matrix(anchors.centres(k, separation), 2)[0])
+        return jnp.asarray(matrix(anchors.centres(k, separation), 1))
     except LearnerError:
-        theta = matrix(anchors.models, 2)[0]
+        theta = matrix(anchors.models, 1)
         return jnp.broadcast_to(jnp.asarray(theta.mean(axis=0)), (k, theta.shape[1]))

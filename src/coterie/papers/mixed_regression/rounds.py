@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from coterie.algorithms.alternating import Alternating
-from coterie.algorithms.state import State, Step
+from coterie import keys
+from coterie.algorithms.algorithm import Algorithm, State
+from coterie.algorithms.driver import Step, one_round
 from coterie.federation.simulation import Simulation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
 
 
 def errors_by_round(
-    algorithm: Alternating,
+    algorithm: Algorithm[Any],
     learner: Learner,
     simulations: Sequence[Simulation],
     states: Sequence[State],
@@ -36,18 +38,19 @@ def errors_by_round(
 
 @partial(jax.jit, static_argnums=0)
 def _run(
-    algorithm: Alternating, learner: Learner, clients: Simulation, states: State, true: Array
+    algorithm: Algorithm[Any], learner: Learner, clients: Simulation, states: State, true: Array
 ) -> Float[Array, "trials rounds"]:
-    steps = Step(jnp.arange(algorithm.rounds), algorithm.round_keys(jax.random.key(0)))
+    steps = Step(jnp.arange(algorithm.rounds), keys.numbered(jax.random.key(0), algorithm.rounds))
 
     def trial(of: tuple[Simulation, State, Array]) -> Float[Array, " rounds"]:
         federation, state, goal = of
 
         def once(state: State, step: Step) -> tuple[State, Float[Array, ""]]:
-            state, _ = algorithm.round(federation, learner, state, step)
+            state, _ = one_round(algorithm, federation, learner, state, step)
             return state, distance(stacked.to_matrix(stacked.take(state.models, 0)), goal)
 
-        errors: Array = jax.lax.scan(once, state, steps)[1]
+        alone = jax.tree.map(lambda a: a[None], state)  # a single start
+        errors: Array = jax.lax.scan(once, alone, steps)[1]
         return errors
 
     found: Array = jax.lax.map(trial, (clients, states, true))

@@ -14,7 +14,6 @@ import optax
 
 from coterie.algorithms import CFL, IFCA, SRFCA, Global, Local, Oracle
 from coterie.learn.local import SGD, LocalUpdate, Optax
-from coterie.papers.srfca import costs
 from coterie.papers.srfca.methods import LAMBDA_BETA, TEXT, Method, Problem, refined
 from coterie.papers.srfca.tuning import Settings
 
@@ -38,35 +37,23 @@ def _released(problem: Problem, settings: Settings) -> SRFCA:
 
 
 AUTHORS: dict[str, Method] = {
-    "srfca-released": Method("SR-FCA, released", _released, costs.successive, (), _adam, course=True),
-    "local-released": Method(
-        "Local, released", lambda p, s: Local(rounds=p.rounds), costs.alone, (), _adam, alone=True
-    ),
-    "global-released": Method(
-        "Global, released", lambda p, s: Global(**_drawn(p, 1)), costs.averaging, (), _sgd(1e-3)
-    ),
+    "srfca-released": Method("SR-FCA, released", _released, (), _adam, course=True),
+    "local-released": Method("Local, released", lambda p, s: Local(rounds=p.rounds), (), _adam, alone=True),
+    "global-released": Method("Global, released", lambda p, s: Global(**_drawn(p, 1)), (), _sgd(1e-3)),
     "ifca-released": Method(
         "IFCA, released",
         lambda p, s: IFCA(p.k, n_init=1, **_drawn(p, p.k)),
-        costs.alternating,
         (),
         _sgd(3.9e-4),
     ),
-    "cfl-released": Method(
-        "CFL, released", lambda p, s: CFL(max_clusters=2, **_drawn(p, 2)), costs.averaging, (), _sgd(1e-3)
-    ),
-    "srfca-l2": Method(
-        "SR-FCA, L2, λ and β tuned", lambda p, s: refined(p, s, p.rounds), costs.successive, LAMBDA_BETA
-    ),
+    "cfl-released": Method("CFL, released", lambda p, s: CFL(max_clusters=2, **_drawn(p, 2)), (), _sgd(1e-3)),
+    "srfca-l2": Method("SR-FCA, L2, λ and β tuned", lambda p, s: refined(p, s, p.rounds), LAMBDA_BETA),
     "srfca-cross": Method(
         "SR-FCA, cross loss, λ and β tuned",
         lambda p, s: refined(p, s, p.rounds, distance="cross_loss"),
-        costs.successive,
         LAMBDA_BETA,
     ),
-    "ifca-tuned": Method(
-        "IFCA, one start, tuned", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=1), costs.alternating
-    ),
-    "oracle-tuned": Method("oracle, tuned", lambda p, s: Oracle(p.truth, rounds=p.rounds), costs.averaging),
+    "ifca-tuned": Method("IFCA, one start, tuned", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=1)),
+    "oracle-tuned": Method("oracle, tuned", lambda p, s: Oracle(p.truth, rounds=p.rounds)),
 }
 METHODS: dict[str, Method] = {**TEXT, **AUTHORS}

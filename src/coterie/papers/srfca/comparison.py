@@ -22,6 +22,7 @@ from coterie.learn.learner import Learner
 from coterie.papers.experiment import Arrays, Experiment, Finding, Point, Row
 from coterie.papers.srfca import claims, tables
 from coterie.papers.srfca.authors import METHODS
+from coterie.papers.srfca.costs import cost
 from coterie.papers.srfca.course import course
 from coterie.papers.srfca.methods import Method, Problem
 from coterie.papers.srfca.populations import POPULATIONS, parted
@@ -120,7 +121,7 @@ class Compared(Experiment):
             "loss": quality.loss,
             "misclustering": metrics.misclustering(found.assignment, data.truth),
             "clusters": found.k,
-            **asdict(method.count(found, algorithm, self.local)),
+            **asdict(cost(found, self.local)),
             **(course(found, algorithm, fit, data, _measure(population)) if method.course else {}),
         }
 

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from coterie.algorithms import CFL, IFCA, SRFCA, FedSoft, Global, Local, OneShotKMeans, Oracle
-from coterie.initialise import OneShot
+from coterie.initialise import Components, OneShot
 from coterie.learn.local import SGD, LocalUpdate
-from coterie.papers.srfca import costs
-from coterie.papers.srfca.costs import Count
 from coterie.papers.srfca.tuning import Settings
 
 
@@ -48,8 +46,6 @@ class Method:
         What it is called.
     make
         The algorithm, given the problem and the settings that were chosen.
-    count
-        What a run of it costs.
     tuned
         The settings that are chosen for it, in the order in which they are.
     local
@@ -64,7 +60,6 @@ class Method:
 
     label: str
     make: Callable[[Problem, Settings], Any]
-    count: Count
     tuned: tuple[str, ...] = ("rate",)
     local: Callable[[Settings, int], LocalUpdate] = sgd
     personal: bool = False
@@ -90,37 +85,38 @@ def _ifca_from_kmeans(p: Problem) -> IFCA:
     return IFCA(p.k, rounds=p.rounds - p.third, n_init=1, init=OneShot(p.third))
 
 
+def _one_shot_ifca(p: Problem) -> IFCA:
+    init = Components(p.third, distance=p.distance)
+    return IFCA(rounds=p.rounds - p.third, init=init)
+
+
 def _soft(p: Problem, s: Settings) -> FedSoft:
     return FedSoft(p.k, rounds=p.rounds, select=None, pull=s["pull"])
 
 
 TEXT: dict[str, Method] = {
     # as in the paper: ONE_SHOT and each REFINE take as many steps as another method in all
-    "srfca": Method(
-        "SR-FCA", lambda p, s: refined(p, s, p.rounds), costs.successive, LAMBDA_BETA, course=True
-    ),
-    "srfca-auto": Method("SR-FCA, automatic λ", lambda p, s: refined(p, s, p.rounds), costs.successive),
+    "srfca": Method("SR-FCA", lambda p, s: refined(p, s, p.rounds), LAMBDA_BETA, course=True),
+    "srfca-auto": Method("SR-FCA, automatic λ", lambda p, s: refined(p, s, p.rounds)),
     # as many steps as any other method: a third alone, and a third in each REFINE
-    "srfca-equal": Method(
-        "SR-FCA, equal budget", lambda p, s: refined(p, s, p.third), costs.successive, LAMBDA_BETA
-    ),
+    "srfca-equal": Method("SR-FCA, equal budget", lambda p, s: refined(p, s, p.third), LAMBDA_BETA),
     "srfca-warm": Method(
         "SR-FCA, equal budget, warm",
         lambda p, s: refined(p, s, p.third, warm=True),
-        costs.successive,
         LAMBDA_BETA,
     ),
-    "local": Method("Local", lambda p, s: Local(rounds=p.rounds), costs.alone, alone=True),
-    "global": Method("Global, FedAvg", lambda p, s: Global(rounds=p.rounds), costs.averaging),
-    "fedprox": Method(
-        "Global, FedProx", lambda p, s: Global(rounds=p.rounds), costs.averaging, ("rate", "mu")
-    ),
-    "ifca": Method("IFCA, one start", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=1), costs.alternating),
-    "ifca-5": Method("IFCA, best of 5", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=5), costs.alternating),
-    "ifca-kmeans": Method("IFCA from k-means", lambda p, s: _ifca_from_kmeans(p), costs.alternating),
-    "kmeans-fedavg": Method("k-means, then FedAvg", lambda p, s: _one_shot_kmeans(p), costs.one_shot),
-    "cfl": Method("CFL", lambda p, s: CFL(rounds=p.rounds), costs.averaging),
-    "fedsoft": Method("FedSoft", _soft, costs.soft, ("rate", "pull")),
-    "fedsoft-own": Method("FedSoft, own models", _soft, costs.soft, ("rate", "pull"), personal=True),
-    "oracle": Method("oracle", lambda p, s: Oracle(p.truth, rounds=p.rounds), costs.averaging),
+    "local": Method("Local", lambda p, s: Local(rounds=p.rounds), alone=True),
+    "global": Method("Global, FedAvg", lambda p, s: Global(rounds=p.rounds)),
+    "fedprox": Method("Global, FedProx", lambda p, s: Global(rounds=p.rounds), ("rate", "mu")),
+    "ifca": Method("IFCA, one start", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=1)),
+    "ifca-5": Method("IFCA, best of 5", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=5)),
+    # the paper's own: IFCA from the components of ONE_SHOT, and k-means once at the end of local training
+    "one-shot-ifca": Method("ONE_SHOT-IFCA", lambda p, s: _one_shot_ifca(p)),
+    "local-kmeans": Method("Local-KMeans", lambda p, s: OneShotKMeans(p.k, rounds=0, alone=p.rounds)),
+    "ifca-kmeans": Method("IFCA from k-means", lambda p, s: _ifca_from_kmeans(p)),
+    "kmeans-fedavg": Method("k-means, then FedAvg", lambda p, s: _one_shot_kmeans(p)),
+    "cfl": Method("CFL", lambda p, s: CFL(rounds=p.rounds)),
+    "fedsoft": Method("FedSoft", _soft, ("rate", "pull")),
+    "fedsoft-own": Method("FedSoft, own models", _soft, ("rate", "pull"), personal=True),
+    "oracle": Method("oracle", lambda p, s: Oracle(p.truth, rounds=p.rounds)),
 }
