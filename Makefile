@@ -8,16 +8,19 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types check bench clean
+.PHONY: help demo test test-all lint types check bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-run ## run the demo and write its report to runs/demo
 	$(BIN)/coterie run --config examples/demo.toml --out runs/demo --overwrite
 	$(BIN)/coterie report runs/demo
 
-test: $(VENV)/.installed-test ## run the tests with coverage (ARGS="..." goes to pytest)
+test: $(VENV)/.installed-test ## run the tests that answer within minutes (ARGS="..." goes to pytest)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.installed-test ## run every test there is, with coverage
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and formatting
@@ -27,7 +30,7 @@ lint: $(VENV)/.installed-dev ## check style and formatting
 types: $(VENV)/.installed-dev ## check types
 	$(BIN)/mypy
 
-check: lint types test ## lint, types and test
+check: lint types test ## lint, types and the quick tests
 
 bench: $(VENV)/.installed-run ## run every benchmark
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
