@@ -25,8 +25,9 @@ from measure import (
 
 import coterie as ct
 from coterie.aggregate import Summing
-from coterie.learn import tasks
 from coterie.learn.shard import Shard
+from coterie.learn.task import Client
+from coterie.learn.tasks import ChooseAndTrain
 
 WIDTHS, STEPS, LR = (64, 64, 10), 10, 0.1
 
@@ -42,22 +43,14 @@ def main() -> None:
     simulation = ct.Simulation(shards, precision="float32").with_learner(learner)
     learner = learner.for_data(shards.spec)
     model = learner.init(jax.random.key(0), shards.spec)
-    content = simulation.place(
-        {
-            "models": jax.tree.map(lambda a: a[None], model),
-            "round": jnp.asarray(0),
-            "by_examples": jnp.asarray(False),
-        }
-    )
+    task = simulation.place(ChooseAndTrain(jax.tree.map(lambda a: a[None], model), jnp.asarray(0)))
 
     def cohort() -> object:
-        return simulation.ask(tasks.choose_and_train, content, reduce=Summing(1)).value
+        return simulation.ask(task, reduce=Summing(1)).value
 
-    local = jax.jit(
-        lambda model, shard: tasks.choose_and_train(learner, model, None, shard, jax.random.key(0)).value
-    )
+    local = jax.jit(lambda task, shard: task(Client(learner, shard, jax.random.key(0))).value)
     singles = [Shard(jnp.asarray(x), jnp.asarray(y), jnp.asarray(len(x))) for x, y in shards]
-    alone = jax.device_put(content, jax.local_devices()[0])
+    alone = jax.device_put(task, jax.local_devices()[0])
 
     def one_by_one() -> object:
         return [local(alone, shard) for shard in singles]

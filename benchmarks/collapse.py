@@ -24,7 +24,7 @@ def collapsed(settings: dict, seeds: int, rounds: int, clients: int) -> int:
     count = 0
     for seed in range(seeds):
         data = ct.data.rotated_digits(clients=clients, seed=seed)
-        found = ct.IFCA(k=4, rounds=rounds, **settings).fit(data.train, learner, seed=seed, chunk=rounds)
+        found = ct.IFCA(k=4, rounds=rounds, **settings).fit(data.train, learner, seed=seed)
         count += ct.metrics.misclustering(found.assignment, data.truth) > 0
     return count
 

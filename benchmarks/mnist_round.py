@@ -22,8 +22,7 @@ from measure import (
 )
 
 import coterie as ct
-from coterie.algorithms.rounds import _compiled
-from coterie.algorithms.state import Step
+from coterie.algorithms.driver import Run, Step, compiled_round
 
 WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1
 
@@ -42,13 +41,14 @@ def main() -> None:
     simulation = ct.Simulation(shards, batch=batch, precision=size.precision).with_learner(learner)
     algorithm = ct.IFCA(k=K, n_init=1)
     sized = learner.for_data(shards.spec)
-    state = algorithm.start(simulation, sized, jax.random.key(0))
-    steps = Step(jnp.zeros(1, jnp.int32), jax.random.split(jax.random.key(1), 1))
+    run = Run(algorithm, simulation, sized, seed=0, observers=())
+    run.begin()
+    step = Step(jnp.asarray(0), jax.random.key(1))
 
     def round_() -> object:
-        # the compiled program consumes its state, so each repetition starts from a copy
-        copy = simulation.place(jax.tree.map(jnp.copy, state))
-        return _compiled(algorithm, simulation, sized, copy, steps)
+        # the compiled program consumes its states, so each repetition starts from a copy
+        copy = simulation.place(jax.tree.map(jnp.copy, run.states))
+        return compiled_round(algorithm, simulation, sized, copy, step)
 
     flops = size.clients * size.examples * (K * forward_flops(WIDTHS) + STEPS * training_flops(WIDTHS))
     reference = matmul_rate(size.precision)

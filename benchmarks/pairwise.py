@@ -16,7 +16,9 @@ import numpy as np
 from measure import fastest, forward_flops, matmul_rate, median_ratio, population
 
 import coterie as ct
-from coterie.clustering.distances import CrossLoss
+from coterie.algorithms.distances import CrossLoss
+from coterie.algorithms.lockstep import in_step
+from coterie.algorithms.records import Count
 from coterie.learn.shard import Shard
 
 PAIRS = 2000  # of which the time is taken, pair by pair; all of them would take too long
@@ -40,7 +42,7 @@ def main() -> None:
     everybody = np.ones(size.clients, bool)
 
     def matrix() -> object:
-        return CrossLoss().measure(simulation, own, everybody)
+        return in_step(simulation, [CrossLoss().measure(own, everybody)], jax.random.key(1), Count())
 
     one = jax.jit(learner.shard_loss)
     some = np.random.default_rng(0).integers(0, size.clients, (PAIRS, 2))

@@ -17,7 +17,7 @@ from measure import fastest, median_ratio, population
 import coterie as ct
 from coterie.aggregate import Summing
 from coterie.federation.simulation import _ask
-from coterie.learn import tasks
+from coterie.learn.tasks import ChooseAndTrain
 
 LEARNER = ct.Learner(ct.models.MLP(hidden=(64,)), local=ct.SGD(lr=0.1, steps=10))
 
@@ -31,25 +31,15 @@ class Cohort:
         models = jax.vmap(lambda key: LEARNER.for_data(spec).init(key, spec))(
             jax.random.split(jax.random.key(0), 4)
         )
-        self.content = self.simulation.place(
-            {"models": models, "round": jnp.asarray(0), "by_examples": jnp.asarray(False)}
-        )
+        self.task = self.simulation.place(ChooseAndTrain(models, jnp.asarray(0)))
 
     def seconds(self) -> float:
-        return fastest(
-            lambda: self.simulation.ask(tasks.choose_and_train, self.content, reduce=Summing(4)).value
-        )
+        return fastest(lambda: self.simulation.ask(self.task, reduce=Summing(4)).value)
 
     def memory_beyond_data(self) -> int:
+        kind, everybody, each = self.task.split()
         lowered = _ask.lower(
-            self.simulation,
-            tasks.choose_and_train,
-            Summing(4),
-            None,
-            self.content,
-            None,
-            None,
-            jax.random.key(0),
+            self.simulation, kind, Summing(4), None, everybody, each, None, None, jax.random.key(0)
         )
         return int(lowered.compile().memory_analysis().temp_size_in_bytes)
 
@@ -60,7 +50,7 @@ def main() -> None:
     m = options.parse_args().clients
     one, two = Cohort(np.full(m, 20)), Cohort(np.full(2 * m, 20))
     time = median_ratio(two.seconds, one.seconds)
-    model = sum(leaf.nbytes for leaf in jax.tree.leaves(one.content["models"])) / 4
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(one.task.models)) / 4
     memory = (two.memory_beyond_data() - one.memory_beyond_data()) / m / model
     print(f"twice the clients, time:                               {time:6.2f}x   (claim: at most 2x)")
     print(f"memory that a client adds beyond its data, in models:  {memory:7.2%}   (claim: next to nothing)")

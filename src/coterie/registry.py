@@ -74,10 +74,12 @@ def part(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
         )
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of the user's own may fail in any way
         if name in known:
             raise
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {error}.") from None
+        plain = isinstance(error, ImportError | AttributeError)
+        reason = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").split())
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {reason}.") from error
     if not callable(found):
         raise ConfigError(f"{key}: {name!r} is neither a class nor a function.")
     return found
@@ -110,7 +112,11 @@ def validate(kind: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any
     """
     parts = _parts_of(part(kind, name))
     values = validate_call(kind, part(kind, name), {k: v for k, v in settings.items() if k not in parts})
-    for key in settings.keys() & parts.keys():
+    for key in parts:
+        if key not in settings:
+            if _default_of(part(kind, name), key) is dataclasses.MISSING:
+                raise ConfigError(f"{kind}.{key}: this setting is required.")
+            continue
         given = {"name": settings[key]} if isinstance(settings[key], str) else settings[key]
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             raise ConfigError(
@@ -130,6 +136,13 @@ def _parts_of(maker: Callable[..., Any]) -> dict[str, str]:
     if not dataclasses.is_dataclass(maker):
         return {}
     return {f.name: f.metadata["part"] for f in dataclasses.fields(maker) if "part" in f.metadata}
+
+
+def _default_of(maker: Any, key: str) -> Any:
+    """The default of a setting of a dataclass, or of one of its instances."""
+    field = next(f for f in dataclasses.fields(maker) if f.name == key)
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def validate_call(
@@ -203,8 +216,8 @@ def _described_parts(thing: Any) -> dict[str, Any]:
     found = {}
     for key, kind in _parts_of(type(thing)).items():
         value = getattr(thing, key)
-        default: Any = next(f.default_factory for f in dataclasses.fields(thing) if f.name == key)
-        if not isinstance(value, type(default())) or value != default():
+        default = _default_of(thing, key)
+        if not isinstance(value, type(default)) or value != default:
             own = "given" if not callable(value) else type(value).__name__
             found[key] = describe(kind, value) or {"name": own}
     return found
@@ -234,7 +247,11 @@ def learner_from(content: Mapping[str, Any]) -> Learner:
             )
 
     def remake(kind: str) -> Any:
-        return build(kind, content[kind]["name"], {k: v for k, v in content[kind].items() if k != "name"})
+        name = content[kind]["name"]
+        if not dataclasses.is_dataclass(part(kind, name)):
+            # a result may be somebody else's: it names parts, and does not call any function there is
+            raise ConfigError(f"{kind}: {name!r} is no dataclass, and only those are made from settings.")
+        return build(kind, name, {k: v for k, v in content[kind].items() if k != "name"})
 
     return Learner(remake("model"), content["loss"], remake("local"))
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from references_srfca import trimmed_mean
+from support.references_srfca import trimmed_mean
 
 from coterie.aggregate import Mean, Median, TrimmedMean
 from coterie.errors import SettingError
-from coterie.learn.tasks import Reply
+from coterie.learn.task import Reply
 
 K, CLIENTS = 3, 13
 BETAS = [0.0, 0.1, 0.15, 0.25, 0.49]
@@ -37,7 +37,7 @@ def got(aggregator, each, cluster, weight=None, answered=None, k=K):
     count = len(cluster)
     as_32 = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), each)
     weight = np.ones(count) if weight is None else weight
-    replies = Reply({}, as_32, jnp.asarray(cluster, jnp.int32), jnp.asarray(weight, jnp.float32))
+    replies = Reply(None, as_32, jnp.asarray(cluster, jnp.int32), jnp.asarray(weight, jnp.float32))
     answered = np.ones(count, bool) if answered is None else answered
     old = jax.tree.map(lambda a: jnp.full((k, *a.shape[1:]), 77.0), as_32)
     return jax.tree.map(np.asarray, together(aggregator, k, replies, jnp.asarray(answered), old))
@@ -192,7 +192,7 @@ def test_it_moves_and_turns_with_the_values(seed, cluster, shift, factor):
 
 
 def test_sums_are_kept_in_float32_and_means_in_the_type_of_the_model():
-    many = Reply({}, jnp.ones((1000, 2), jnp.bfloat16), jnp.zeros(1000, jnp.int32), jnp.ones(1000))
+    many = Reply(None, jnp.ones((1000, 2), jnp.bfloat16), jnp.zeros(1000, jnp.int32), jnp.ones(1000))
     sums = TrimmedMean(0.1).sums(many, jnp.ones(1000, bool), 2)
     assert sums.total.dtype == jnp.float32
     after = sums.mean(jnp.full((2, 2), 5, jnp.bfloat16))
@@ -241,3 +241,16 @@ def test_one_wrong_value_too_many_can_go_anywhere():
     # so that the bound above means something
     each = {"b": np.r_[np.full(3, 1e9), np.arange(7.0)]}
     assert got(TrimmedMean(0.2), each, np.zeros(10), k=1)["b"][0] > 1e8
+
+
+@pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("aggregator", [TrimmedMean(0.0), TrimmedMean(0.1), TrimmedMean(0.25), Median()])
+def test_values_that_are_no_numbers_spoil_their_own_cluster_only(aggregator, junk):
+    """All clients of one cluster send junk in one array: no trimming helps that one, and none need suffer."""
+    each, cluster = values(3), np.arange(CLIENTS) % K
+    wanted = got(aggregator, each, cluster)
+    each["a"][cluster == 1] = junk
+    after = got(aggregator, each, cluster)
+    assert not np.isfinite(after["a"][1]).any()
+    np.testing.assert_array_equal(after["a"][[0, 2]], wanted["a"][[0, 2]])
+    np.testing.assert_array_equal(after["b"], wanted["b"])

@@ -3,22 +3,24 @@
 import dataclasses
 import json
 from itertools import permutations
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_process import Between, InProcessGrid, app_of, apps_of
+from support.exchanges import alone, server_of
+from support.in_process import InProcessGrid, app_of, apps_of
+from support.observers import Between, Continue, Remember
 
 import coterie as ct
 from coterie import keys
-from coterie.algorithms import rounds as driver
-from coterie.algorithms.fedsoft import FedSoft, Soft
-from coterie.algorithms.observer import Unobserved
+from coterie.algorithms import driver
+from coterie.algorithms.algorithm import unknown
+from coterie.algorithms.fedsoft import FedSoft, State
 from coterie.data.federated import Federated
 from coterie.errors import FederationError, LearnerError, SettingError
-from coterie.federation.flower import FlowerFederation
+from coterie.federation.exchange import Server
+from coterie.flower import FlowerFederation
 from coterie.models import stacked
 
 DIM, K, LR, STEPS, DECAY = 3, 3, 0.05, 3, 0.9
@@ -57,32 +59,28 @@ def matrix(models):
     return np.asarray(stacked.to_matrix(models), float)
 
 
-class Kept(Unobserved):
+class Kept(Remember):
     """Keeps every state: `at[t]` is the one after t rounds, and what follows them."""
 
-    def __init__(self):
-        self.at = {}
+    @property
+    def at(self):
+        return {moment.place.done: stacked.take(moment.states, 0) for moment in self.moments}
 
-    def after(self, state, federation, records, done):
-        self.at[done] = jax.device_get(state)
+    @property
+    def begun(self):
+        """The state before anything happened."""
+        return stacked.take(self.moments[0].states, 0)
 
     def centres(self, t):
-        return matrix(stacked.take(self.at[t].models, 0))
+        return matrix(self.at[t].models)
 
     def own(self, t):
         return matrix(self.at[t].own)
 
 
-class First(Kept):
-    """Keeps the state before anything happened."""
-
-    def after(self, state, federation, records, done):
-        self.at.setdefault(done, jax.device_get(state))
-
-
-def fit(algorithm, clients, local=SGD, seed=0, **options):
+def fit(algorithm, clients, local=SGD, seed=0):
     kept = Kept()
-    return algorithm.fit(clients, learner(local), seed=seed, observer=kept, **options), kept
+    return algorithm.fit(clients, learner(local), seed=seed, observers=[kept]), kept
 
 
 # -- slow and obvious ----------------------------------------------------------------------------------------
@@ -197,13 +195,13 @@ AUTHORS = FedSoft(k=K, rounds=3, select=3, interval=3, smoother=0.3, pull=0.7, p
     ids=["all", "some", "authors, proximal"],
 )
 def test_agrees_with_the_paper_line_by_line(algorithm, clients, local, update, seed):
-    shards, first = population(seed)[np.array(clients)], First()
+    shards = population(seed)[np.array(clients)]
     algorithm = dataclasses.replace(algorithm, init=start(seed))
     found, kept = fit(algorithm, shards, local, seed)
-    algorithm.fit(shards, learner(local), seed=seed, observer=first)
-    assert (first.own(0) == first.own(0)[0]).all()  # all clients start from one model
+    first = matrix(kept.begun.own)
+    assert (first == first[0]).all()  # all clients start from one model
     begin = start(seed).astype(float)
-    past = fedsoft(algorithm, clients_of(shards), shards.ids, begin, first.own(0), seed, update)
+    past = fedsoft(algorithm, clients_of(shards), shards.ids, begin, first, seed, update)
     for t, (centres, own, counts) in enumerate(past, 1):
         np.testing.assert_allclose(kept.centres(t), centres, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(kept.own(t), own, rtol=1e-3, atol=1e-4)
@@ -215,17 +213,17 @@ def test_agrees_with_the_paper_line_by_line(algorithm, clients, local, update, s
     ]
     np.testing.assert_array_equal(found.assignment, np.argmax(last, axis=1))
     np.testing.assert_allclose(found.history.events[-1].details["importance"], last, atol=1e-5)
+    np.testing.assert_allclose(found.shares, last, atol=1e-5)
     np.testing.assert_allclose(matrix(found.models), past[-1][0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(matrix(found.personal), past[-1][1], rtol=1e-3, atol=1e-4)
     losses = [[np.mean((y - x @ c) ** 2) for c in past[-1][0]] for x, y in clients_of(shards)]
     np.testing.assert_allclose(found.losses, losses, rtol=1e-3, atol=1e-4)
 
 
 def test_the_clients_first_model_is_fresh_and_not_that_of_a_cluster():
-    kept, again = First(), First()
-    for seed, watch in ((0, kept), (1, again)):
-        ALL.fit(FEW, learner(), seed=seed, observer=watch)
-    assert np.abs(kept.own(0)[0] - kept.centres(0)).max(axis=1).min() > 0.01
-    assert np.abs(kept.own(0)[0] - again.own(0)[0]).max() > 0.01
+    one, other = (fit(ALL, FEW, seed=seed)[1].begun for seed in range(2))
+    assert np.abs(matrix(one.own)[0] - matrix(one.models)).max(axis=1).min() > 0.01
+    assert np.abs(matrix(one.own)[0] - matrix(other.own)[0]).max() > 0.01
 
 
 # -- importance ----------------------------------------------------------------------------------------------
@@ -262,13 +260,13 @@ def test_equal_centres_give_the_first_cluster():
 # -- who is selected -----------------------------------------------------------------------------------------
 
 
-def asked_of(counts, names=NAMES, present=None):
+def asked_of(counts, names=NAMES, present=None, seed=0):
     """Clients of which no more is known than how many examples are nearest to which centre."""
     here = np.arange(len(names)) if present is None else np.array(present)
-    federation = SimpleNamespace(clients=len(names), ids=np.array(names), present=lambda: here)
-    empty = jnp.zeros((1, 0))
-    state = Soft(empty, empty, counts=jnp.asarray(counts), losses=empty, own=empty)
-    return federation, state
+    server = Server(learner=None, spec=None, ids=np.array(names), present=here, seed=seed)
+    counts, empty = jnp.asarray(counts), jnp.zeros(0)
+    state = State(empty, unknown(len(names)), counts=counts, losses=empty, own=empty, first=empty)
+    return server, state
 
 
 COUNTS = np.random.default_rng(0).integers(0, 20, (len(NAMES), K))
@@ -289,7 +287,7 @@ def sequential(v, count):
 @pytest.mark.parametrize("count", [1, 3])
 def test_clients_are_selected_as_often_as_they_matter_to_a_cluster(count):
     algorithm, draws = FedSoft(k=K, select=count, smoother=0.05), 4000
-    chosen = algorithm.selected(*asked_of(COUNTS), 7, 0, draws)
+    chosen = algorithm.selected(*asked_of(COUNTS, seed=7), range(draws))
     assert chosen.shape == (draws, len(NAMES), K) and (chosen.sum(axis=1) == count).all()
     v = aggregation_of(np.asarray(algorithm.importance(COUNTS)), COUNTS.sum(axis=1))
     for s in range(K):
@@ -300,17 +298,17 @@ def test_clients_are_selected_as_often_as_they_matter_to_a_cluster(count):
 
 def test_a_selection_depends_on_ids_and_not_on_their_order():
     algorithm, order = FedSoft(k=K, select=3), np.random.default_rng(1).permutation(len(NAMES))
-    plain = algorithm.selected(*asked_of(COUNTS), 7, 3, 9)
-    shuffled = algorithm.selected(*asked_of(COUNTS[order], np.array(NAMES)[order]), 7, 3, 9)
+    plain = algorithm.selected(*asked_of(COUNTS, seed=7), range(3, 9))
+    shuffled = algorithm.selected(*asked_of(COUNTS[order], np.array(NAMES)[order], seed=7), range(3, 9))
     np.testing.assert_array_equal(plain[:, order], shuffled)
-    np.testing.assert_array_equal(plain[2:4], algorithm.selected(*asked_of(COUNTS), 7, 5, 7))
-    assert (plain != algorithm.selected(*asked_of(COUNTS), 8, 3, 9)).any()
+    np.testing.assert_array_equal(plain[2:4], algorithm.selected(*asked_of(COUNTS, seed=7), range(5, 7)))
+    assert (plain != algorithm.selected(*asked_of(COUNTS, seed=8), range(3, 9))).any()
     assert (plain[0] != plain[1]).any() and (plain[:, :, 0] != plain[:, :, 1]).any()
 
 
 def test_a_selection_is_that_of_the_definition():
     v = aggregation_of(np.asarray(FedSoft(k=K).importance(COUNTS)), COUNTS.sum(axis=1))
-    chosen = FedSoft(k=K, select=4).selected(*asked_of(COUNTS), 2, 5, 6)[0]
+    chosen = FedSoft(k=K, select=4).selected(*asked_of(COUNTS, seed=2), range(5, 6))[0]
     wanted = selection_of(v, 4, 2, 5, NAMES)
     assert [np.flatnonzero(chosen[:, s]).tolist() for s in range(K)] == [sorted(sel) for sel in wanted]
 
@@ -320,32 +318,35 @@ def test_nobody_is_selected_who_is_away_or_has_told_nothing_or_has_nothing_to_do
     counts[4] = 0
     counts[:, 2], counts[5, 2] = 0, 3
     algorithm = FedSoft(k=K, select=3, smoother=0)
-    chosen = algorithm.selected(*asked_of(counts, present=[0, 1, 2, 4, 5, 6]), 0, 0, 50)
+    chosen = algorithm.selected(*asked_of(counts, present=[0, 1, 2, 4, 5, 6]), range(50))
     assert not chosen[:, [3, 4, 7, 8]].any()
     assert (chosen[:, :, 0].sum(axis=1) == 3).all()
     assert chosen[:, 5, 2].all() and (chosen[:, :, 2].sum(axis=1) == 1).all()
     # nobody is there: they are waited for
-    waited = algorithm.selected(*asked_of(counts, present=[4]), 0, 0, 50)
+    waited = algorithm.selected(*asked_of(counts, present=[4]), range(50))
     assert (waited[:, :, 0].sum(axis=1) == 3).all() and not waited[:, 4].any()
 
 
 def test_those_that_are_asked_are_the_union_and_the_other_places_are_blank():
-    algorithm, (federation, state) = FedSoft(k=K, select=2), asked_of(COUNTS)
-    places = algorithm.drawn(federation, state, 3, 0, 30)
-    chosen = algorithm.selected(federation, state, 3, 0, 30)
-    assert places.shape == (30, 6)
+    algorithm, (server, state) = FedSoft(k=K, select=2), asked_of(COUNTS, seed=3)
+    places, member = algorithm.draw(server, state, range(30))
+    chosen = algorithm.selected(server, state, range(30))
+    assert places.shape == (30, 6) and member.shape == (30, 6, K)
     sizes = set()
-    for row, sets in zip(places, chosen, strict=True):
+    for row, inside, sets in zip(places, member, chosen, strict=True):
         union = np.flatnonzero(sets.any(axis=1)).tolist()
         assert row.tolist() == union + [len(NAMES)] * (6 - len(union))
+        # for which clusters each of them was selected; nobody, for none
+        np.testing.assert_array_equal(inside[: len(union)], sets[union])
+        assert not inside[len(union) :].any()
         sizes.add(len(union))
     assert len(sizes) > 1
-    assert FedSoft(k=K, select=5).drawn(federation, state, 3, 0, 1).shape == (1, len(NAMES))
-    assert FedSoft(k=K).drawn(federation, state, 3, 0, 2) is None
+    assert FedSoft(k=K, select=5).draw(server, state, range(1)).clients.shape == (1, len(NAMES))
+    assert FedSoft(k=K).draw(server, state, range(2)) is None
     counts = COUNTS.copy()
     counts[[1, 4]] = 0
-    known = FedSoft(k=K).drawn(*asked_of(counts), 3, 0, 2)
-    assert known.tolist() == [[0, 2, 3, 5, 6, 7, 8]] * 2
+    known = FedSoft(k=K).draw(*asked_of(counts), range(2))
+    assert known.clients.tolist() == [[0, 2, 3, 5, 6, 7, 8]] * 2 and known.more is None
 
 
 # -- what changes nothing ------------------------------------------------------------------------------------
@@ -383,9 +384,9 @@ def test_how_clients_are_computed_changes_nothing():
 
 def test_rounds_compile_once_however_many_are_selected():
     fit(SOME, SHARDS, seed=0)
-    before = driver._compiled._cache_size()
+    before = driver.compiled_round._cache_size()
     found, _ = fit(SOME, SHARDS, seed=11)
-    assert driver._compiled._cache_size() == before
+    assert driver.compiled_round._cache_size() == before
     assert len({r.asked for r in found.history}) > 1
 
 
@@ -425,7 +426,7 @@ def test_an_estimation_says_in_a_sentence_how_sure_clients_are():
 
 def test_the_result_is_that_of_any_clustering(tmp_path):
     found, kept = fit(ALL, FEW)
-    same(found.models, stacked.take(kept.at[5].models, 0))
+    same(found.models, kept.at[5].models)
     assert found.ids.tolist() == FEW.ids.tolist() and found.sizes.sum() == len(FEW)
     np.testing.assert_array_equal(found.assign(FEW), np.argmin(found.losses, axis=1))
     own = found.losses[np.arange(len(FEW)), found.assignment]
@@ -443,10 +444,11 @@ def test_clients_that_do_not_answer_are_left_out():
     """One client per cluster: its centre is that client's model, or stays."""
     algorithm = FedSoft(k=2, rounds=8, select=1, interval=3, smoother=0.1, pull=0.7)
     simulation = ct.Simulation(FEW, drop=0.4)
+    server = server_of(simulation, learner(), seed=6)
     found, kept = fit(algorithm, simulation, seed=6)
     seen = set()
     for t, log in enumerate(found.history):
-        chosen = algorithm.selected(simulation, kept.at[t], 6, t, t + 1)[0]
+        chosen = algorithm.selected(server, kept.at[t], range(t, t + 1))[0]
         answered = np.abs(kept.own(t + 1) - kept.own(t)).max(axis=1) > 0
         assert not answered[~chosen.any(axis=1)].any()
         assert (log.asked, log.answered) == (chosen.any(axis=1).sum(), answered.sum())
@@ -493,33 +495,19 @@ def test_divergence_is_said_and_not_returned():
 # -- interrupted ---------------------------------------------------------------------------------------------
 
 
-class Tape(Unobserved):
-    """Keeps what a run folder keeps, and ends the run after some number of looks."""
-
-    def __init__(self, looks):
-        self.left, self.kept, self.records = looks, None, []
-
-    def resume(self, restored):
-        return None if self.kept is None else (restored(self.kept), list(self.records))
-
-    def after(self, state, federation, records, done):
-        self.kept = {name: np.array(a) for name, a in stacked.named(jax.device_get(state)).items()}
-        self.records += records
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 def test_resumed_at_any_moment_it_ends_the_same():
     plain, kept = fit(SOME, SHARDS, seed=3)
-    for looks in range(1, 10):
-        tape = Tape(looks)
-        with pytest.raises(KeyboardInterrupt):
-            SOME.fit(SHARDS, learner(), seed=3, observer=tape)
-        found = SOME.fit(SHARDS, learner(), seed=3, observer=tape)
+    assert len(kept.moments) == 1 + 5 + 4  # the beginning, rounds, and counts of examples
+    for n in range(len(kept.moments)):
+        so_far = [record for moment in kept.moments[: n + 1] for record in moment.new]
+        again = Kept()
+        observers = [Continue(kept.moments[n], so_far), again]
+        found = SOME.fit(SHARDS, learner(), seed=3, observers=observers)
         np.testing.assert_array_equal(matrix(found.models), matrix(plain.models))
-        np.testing.assert_array_equal(tape.kept["counts"], kept.at[5].counts)
+        np.testing.assert_array_equal(matrix(found.personal), matrix(plain.personal))
+        np.testing.assert_array_equal(found.shares, plain.shares)
         np.testing.assert_array_equal(found.assignment, plain.assignment)
+        assert len(again.moments) == len(kept.moments) - 1 - n
         assert len(found.history.records) == 9
         assert [r.loss for r in found.history] == [r.loss for r in plain.history]
 
@@ -532,15 +520,8 @@ EQUAL = Federated(population(1, [8] * 5, NAMES[:5]))  # so that all nodes have o
 
 def over_flower(grid, algorithm=PAIRS, seed=5, happen=None, **terms):
     kept = Kept()
-    happens = Between(happen or {})
-
-    class Both(Unobserved):
-        def after(self, *what):
-            kept.after(*what)
-            happens.after(*what)
-
     federation = FlowerFederation(grid, **{"min_clients": 5, "poll": 0.001, **terms})
-    return algorithm.fit(federation, learner(), seed=seed, observer=Both()), kept
+    return algorithm.fit(federation, learner(), seed=seed, observers=[kept, Between(happen or {})]), kept
 
 
 def test_flower_and_simulation_agree_and_only_what_is_said_travels():
@@ -560,21 +541,21 @@ def test_flower_and_simulation_agree_and_only_what_is_said_travels():
     assert grid.asks() == 5 + 4
     weight = "layers.0.weight"
     expected = {
-        "count_nearest": ({f"models:{weight}"}, set(), {"report/counts", "report/losses"}),
-        "train_between": (
+        "CountNearest": ({f"models:{weight}"}, set(), {"report/counts", "report/losses"}),
+        "TrainBetween": (
             {f"models:{weight}", "round"},
             {f"model:{weight}", "pulls"},
             {f"value:{weight}", "report/loss"},
         ),
     }
-    seen = {"count_nearest": 0, "train_between": 0}
+    seen = {"CountNearest": 0, "TrainBetween": 0}
     for node in grid.nodes.values():
         asks = [m.content for m in node.heard if m.metadata.message_type == "query.ask"]
         for ask, answer in zip(asks, node.said[-len(asks) :], strict=True):
-            broadcast, each, back = expected[ask["ask"]["task"]]
-            assert (set(ask["broadcast"]), set(ask["each"]), set(answer["reply"])) == (broadcast, each, back)
+            everybody, each, back = expected[ask["ask"]["task"]]
+            assert (set(ask["everybody"]), set(ask["each"]), set(answer["reply"])) == (everybody, each, back)
             seen[ask["ask"]["task"]] += 1
-    assert seen == {"count_nearest": 4 * 5, "train_between": real.history.total("answered")}
+    assert seen == {"CountNearest": 4 * 5, "TrainBetween": real.history.total("answered")}
 
 
 def test_clients_that_leave_or_join_over_flower():
@@ -595,9 +576,7 @@ def test_clients_that_leave_or_join_over_flower():
     assert all("a" not in name for name in found.history[1].missing.values())
     counts = np.asarray(kept.at[5].counts)
     assert counts[-1].sum() == 8 and found.assignment[-1] >= 0
-    first = First()
-    PAIRS.fit(EQUAL.train, learner(), seed=5, observer=first)
-    same(kept.own(3)[-1], first.own(0)[0])  # from where all began
+    same(kept.own(3)[-1], matrix(kept.begun.own)[0])  # from where all began
 
 
 # -- what it is for ------------------------------------------------------------------------------------------
@@ -640,7 +619,7 @@ def rest(clients, u):
 @pytest.mark.parametrize("select", [None, 3])
 def test_finds_the_mixture_of_every_client(mixtures, select):
     algorithm = dataclasses.replace(MIXED, select=select)
-    found, kept = fit(algorithm, mixtures, LONG, chunk=2)
+    found, kept = fit(algorithm, mixtures, LONG)
     u, truth = np.asarray(algorithm.importance(kept.at[40].counts)), np.stack([SHARES, 1 - SHARES], axis=1)
     order = list(min(permutations(range(2)), key=lambda p: np.abs(u[:, list(p)] - truth).sum()))
     np.testing.assert_allclose(u[:, order], truth, atol=0.06)
@@ -659,7 +638,7 @@ def test_finds_clusters_of_clients_that_are_no_mixtures():
     data = ct.data.mixed_regression(k=2, clients=8, examples=EXAMPLES, dim=2, noise=0.05, scale=3.0, seed=1)
     apart = np.linalg.norm(data.models[0] - data.models[1])
     for seed in range(3):
-        found, _ = fit(dataclasses.replace(MIXED, select=3), data.train, LONG, seed, chunk=2)
+        found, _ = fit(dataclasses.replace(MIXED, select=3), data.train, LONG, seed)
         assert ct.metrics.misclustering(found.assignment, data.truth) == 0
         assert ct.metrics.parameter_distance(found.models, data.models) < 0.1 * apart
 
@@ -682,6 +661,7 @@ def test_finds_clusters_of_clients_that_are_no_mixtures():
         ({"pull": -1.0}, "pull must be 0 or a positive number, not -1.0"),
         ({"pull": float("nan")}, "pull must be 0 or a positive number"),
         ({"preset": "paper"}, "preset must be 'authors', not 'paper'"),
+        ({"participation": 0.5}, "who takes part in FedSoft is what `select` says: leave participation out"),
         ({"init": np.zeros((2, DIM))}, "k is 3 but 2 initial models are given"),
         ({"init": np.zeros((K, DIM + 1))}, "shape"),
     ],
@@ -691,14 +671,16 @@ def test_impossible_settings_are_refused(change, words):
         dataclasses.replace(SOME, **change).fit(SHARDS, learner())
 
 
-def test_who_takes_part_is_what_select_says():
-    with pytest.raises(TypeError, match="participation"):
-        FedSoft(k=2, participation=0.5)
-    assert "participation" not in repr(FedSoft(k=2))
-
-
 @pytest.mark.parametrize(
     "rounds, interval, pauses", [(5, 2, [0, 2, 4, 5]), (4, 2, [0, 2, 4]), (2, 9, [0, 2])]
 )
 def test_importance_is_estimated_every_so_many_rounds_and_at_the_end(rounds, interval, pauses):
-    assert list(FedSoft(k=2, rounds=rounds, interval=interval).pauses()) == pauses
+    simulation = ct.Simulation(FEW).with_learner(learner())
+    server, algorithm = server_of(simulation, learner()), FedSoft(k=K, rounds=rounds, interval=interval)
+    state, done, found = alone(simulation, algorithm.start(server, server.start_key(0))), 0, []
+    while found == [] or found[-1] < done:
+        pause = alone(simulation, algorithm.pause(server, state, done))
+        assert pause.note.name == "importance"
+        found.append(done)
+        done += pause.rounds
+    assert found == pauses

@@ -3,14 +3,15 @@
 import jax
 import numpy as np
 import pytest
-from in_process import InProcessGrid, apps_of
-from references import local_update, loss
-from references_srfca import trimmed_mean
+from support.in_process import InProcessGrid, apps_of
+from support.observers import Remember
+from support.references import local_update, loss
+from support.references_srfca import trimmed_mean
 
 import coterie as ct
-from coterie.algorithms.observer import Unobserved
+from coterie import keys
 from coterie.errors import SettingError
-from coterie.federation.flower import FlowerFederation
+from coterie.flower import FlowerFederation
 from coterie.models import stacked
 
 LR, STEPS, DIM, CLIENTS, ROUNDS = 0.05, 3, 4, 8, 4
@@ -24,34 +25,23 @@ def matrix(models):
     return np.asarray(stacked.to_matrix(models), float)
 
 
-class First(Unobserved):
-    """Watches a run for the models that it starts with."""
-
-    models = None
-
-    def after(self, state, federation, records, done):
-        if self.models is None:
-            self.models = matrix(stacked.take(state.models, 0))
-
-
 def fitted(truth, train=DATA.train, **settings):
     """What it finds, and what it started with."""
-    watch = First()
-    found = ct.Oracle(truth, rounds=ROUNDS, **settings).fit(train, LEARNER, seed=1, observer=watch)
-    return found, watch.models
+    watch = Remember()
+    found = ct.Oracle(truth, rounds=ROUNDS, **settings).fit(train, LEARNER, seed=1, observers=[watch])
+    return found, matrix(stacked.take(watch.moments[0].states.models, 0))
 
 
-def expected(models, truth, together=lambda replies: np.mean(replies, axis=0)):
+def expected(models, truth, together=lambda replies: np.mean(replies, axis=0), participants=None):
     """Rounds by hand; a client that is told -1 chooses once, and keeps to it."""
     models, truth = models.copy(), np.array(truth)
-    for _ in range(ROUNDS):
+    for members in participants or [range(CLIENTS)] * ROUNDS:
         before = models.copy()
-        truth = [
-            int(np.argmin([loss(w, x, y) for w in before])) if label < 0 else int(label)
-            for label, (x, y) in zip(truth, PAIRS, strict=True)
-        ]
-        for j in set(truth):
-            mine = [i for i in range(CLIENTS) if truth[i] == j]
+        for i in members:
+            if truth[i] < 0:
+                truth[i] = int(np.argmin([loss(w, *PAIRS[i]) for w in before]))
+        for j in {truth[i] for i in members}:
+            mine = [i for i in members if truth[i] == j]
             models[j] = together([local_update(before[j], *PAIRS[i], LR, STEPS) for i in mine])
     return models, truth
 
@@ -68,6 +58,16 @@ def test_each_model_is_trained_by_its_clients_alone(plain):
     np.testing.assert_array_equal(found.assignment, TRUTH)
     assert found.k == 3 and not np.allclose(first[0], first[1])
     assert all(r.changed == 0 and r.sizes == (3, 3, 2) for r in found.history)
+
+
+def test_of_clients_that_are_drawn_each_trains_the_model_it_is_told():
+    tokens = keys.tokens(DATA.train.ids)
+    found, first = fitted(TRUTH, participation=3)
+    models, _ = expected(
+        first, TRUTH, participants=[keys.participants(1, t, tokens, 3) for t in range(ROUNDS)]
+    )
+    np.testing.assert_allclose(matrix(found.models), models, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.assignment, TRUTH)
 
 
 def test_what_other_clients_hold_does_not_matter(plain):
@@ -172,4 +172,4 @@ def test_a_truth_that_cannot_be_is_refused(truth, words):
 @pytest.mark.parametrize("truth", [[0, "a"] * 4, [0, None] * 4, [[0], [1]] * 4])
 def test_labels_of_no_kind_are_refused(truth):
     with pytest.raises(SettingError, match="all of them numbers or all of them words"):
-        ct.Oracle(truth).check(8)
+        ct.Oracle(truth).check(8, LEARNER)

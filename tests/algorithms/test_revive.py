@@ -5,10 +5,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.references import ifca_with_parts
 
 import coterie as ct
-from coterie.algorithms.identities import revived
+from coterie import keys
+from coterie.algorithms.parts.revival import revived
 from coterie.errors import SettingError
+from coterie.federation.protocol import Answers
+from coterie.learn.tasks import Loss
+from coterie.models import stacked
 
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
 
@@ -35,6 +40,25 @@ def test_an_empty_cluster_is_filled_and_the_groups_are_found(seed):
     assert again.history[1].sizes == (15, 1)  # the client that was fitted worst begins
 
 
+@pytest.mark.parametrize(("seed", "participation"), [(0, 16), (1, 9), (2, 5)])
+def test_agrees_with_what_is_said_of_it(seed, participation):
+    data, rounds = population(seed), 12
+    # three models fit nobody, so that three clients begin at once, or as many as take part
+    start = np.concatenate([one_for_all(data), np.full((2, 5), [[90.0], [-90.0]])]).astype(np.float32)
+    found = ct.IFCA(k=4, rounds=rounds, init=start, empty="revive", participation=participation).fit(
+        data.train, LEARNER, seed=seed
+    )
+    tokens = keys.tokens(data.train.ids)
+    drawn = [keys.participants(seed, t, tokens, participation) for t in range(rounds)]
+    clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
+    thetas, clusters, told = ifca_with_parts(clients, start.astype(float), 0.05, 5, drawn, revive=True)
+    np.testing.assert_array_equal(found.history.assignments(), clusters)
+    np.testing.assert_allclose(stacked.to_matrix(found.models), thetas, rtol=1e-3, atol=1e-4)
+    assert (clusters[0][clusters[0] >= 0] == 0).all() and len(set(clusters[-1])) == 4
+    assert told[1].any()  # some of those that were told take part in the next round
+    assert [log.losses for log in found.history.logs] == (4 * (participation - told.sum(axis=1))).tolist()
+
+
 def test_nothing_changes_while_no_cluster_is_empty():
     data = population()
     near = (data.models + 0.1).astype(np.float32)
@@ -54,9 +78,10 @@ def test_each_empty_cluster_gets_a_client_of_its_own(data, k, clients):
     answered = (assignment[asked] >= 0) & np.array([data.draw(st.booleans()) for _ in asked])
     loss = np.array([data.draw(st.floats(0, 10)) for _ in asked], np.float32)
     models = jnp.arange(k) * 10.0
-    new, told = revived(
-        models, jnp.asarray(assignment), jnp.asarray(asked), jnp.asarray(answered), jnp.asarray(loss), k
-    )
+    asked_and_answered = jnp.asarray(asked), jnp.asarray(answered)
+    cluster, weight = jnp.asarray(assignment[asked]), jnp.ones(len(asked))
+    answers = Answers(*asked_and_answered, Loss(jnp.asarray(loss)), cluster, weight, None, None)
+    new, told = revived(models, jnp.asarray(assignment), answers)
     sizes = np.bincount(assignment[assignment >= 0], minlength=k)
     empty = np.flatnonzero(sizes == 0)
     donors = [i for i, client in enumerate(asked) if answered[i] and sizes[assignment[client]] > 1]

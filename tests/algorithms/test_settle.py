@@ -1,20 +1,29 @@
 """Stable identities: a client whose cluster no longer changes is sent its own model alone."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.observers import Remember
+from support.references import ifca_with_parts
 
 import coterie as ct
+from coterie import keys
+from coterie.algorithms.parts.settling import Settling
+from coterie.clustering.history import History
 from coterie.errors import SettingError
+from coterie.federation.protocol import Answers
 from coterie.models import stacked
 
 DIM, K, CLIENTS = 5, 3, 12
 MODEL, NUMBER = DIM * 4, 4  # bytes
-LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=3))
+LR, STEPS = 0.1, 2
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=LR, steps=STEPS))
 
 
-def population(seed=0, noise=0.1):
+def population(seed=0, examples=20, scale=3.0):
     return ct.data.mixed_regression(
-        k=K, clients=CLIENTS, examples=20, dim=DIM, noise=noise, scale=3.0, seed=seed
+        k=K, clients=CLIENTS, examples=examples, dim=DIM, noise=0.3, scale=scale, seed=seed
     )
 
 
@@ -22,72 +31,118 @@ def near(data):
     return (data.models + 0.1).astype(np.float32)
 
 
-def test_bytes_are_those_counted_by_hand():
-    data = population()
-    found = ct.IFCA(k=K, rounds=9, init=near(data), settle=2, recheck=3).fit(data.train, LEARNER)
-    assert [round_.changed for round_ in found.history] == [CLIENTS] + [0] * 8
-    # the first identity in round 0 has stayed the same twice after round 2; then alone twice, all once
-    alone = [False, False, False, True, True, False, True, True, False]
+def apart(seed):
+    """Models so far from the true ones that clients change their cluster on the way, some after long."""
+    return 2 * np.random.default_rng(seed).standard_normal((K, DIM)).astype(np.float32)
+
+
+def by_hand(data, start, seed, participation, rounds, **settings):
+    clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
+    tokens = keys.tokens(data.train.ids)
+    drawn = [keys.participants(seed, t, tokens, participation) for t in range(rounds)]
+    return ifca_with_parts(clients, start.astype(float), LR, STEPS, drawn, **settings)
+
+
+# seeds with which settled clients change their cluster, so that every round of a look at all models matters
+@pytest.mark.parametrize(("seed", "examples", "participation"), [(2, 6, CLIENTS), (4, 6, CLIENTS), (2, 4, 7)])
+def test_each_client_is_settled_and_rechecked_when_it_should_be(seed, examples, participation):
+    data, start, rounds = population(seed, examples, scale=1.0), apart(seed), 20
+    found = ct.IFCA(k=K, rounds=rounds, init=start, settle=2, recheck=3, participation=participation).fit(
+        data.train, LEARNER, seed=seed
+    )
+
+    def expected(**settings):
+        return by_hand(data, start, seed, participation, rounds, **settings)
+
+    thetas, clusters, alone = expected(settle=2, recheck=3)
+    np.testing.assert_array_equal(found.history.assignments(), clusters)
+    np.testing.assert_allclose(stacked.to_matrix(found.models), thetas, rtol=1e-3, atol=1e-4)
     whole = K * MODEL + NUMBER + NUMBER  # models, round, only
-    for round_, one in zip(found.history, alone, strict=True):
-        assert round_.bytes_down == CLIENTS * (whole - (K - 1) * MODEL * one)
-        assert round_.bytes_spared == CLIENTS * (K - 1) * MODEL * one
-        assert round_.bytes_up == CLIENTS * (MODEL + NUMBER + NUMBER)  # model, cluster, loss
-    assert found.history.total("bytes_spared") == 4 * CLIENTS * (K - 1) * MODEL
+    for record, log, one in zip(found.history, found.history.logs, alone.sum(axis=1), strict=True):
+        assert record.bytes_spared == one * (K - 1) * MODEL
+        assert record.bytes_down == participation * whole - record.bytes_spared
+        assert record.bytes_up == participation * (MODEL + NUMBER + NUMBER)  # model, cluster, loss
+        assert log.losses == K * (participation - one)  # who is told its model need not look for it
+    assert found.history.total("bytes_spared") == alone.sum() * (K - 1) * MODEL > 0
+    # a round too early or too late, or no second look, would have come to other clusters
+    settled_before = np.cumsum(alone, axis=0)[:-1] > 0
+    assert (settled_before & (clusters[1:] != clusters[:-1])).any()
+    for settle, recheck in ((1, 3), (3, 3), (2, 2), (2, 4), (2, 1000), (None, 3)):
+        other = expected(settle=settle, recheck=recheck)
+        assert (other[1] != clusters).any()
+
+
+@pytest.mark.parametrize(
+    ("after", "recheck", "alone"),
+    [(1, 2, "01010101"), (1, 3, "0110110110"), (2, 3, "00110110110"), (3, 4, "000111011101")],
+)
+def test_all_models_are_sent_every_so_many_times_after_settling(after, recheck, alone):
+    # a digit for a client whose cluster has stayed the same for 0, 1, 2, ... of its rounds: 1 if it is told
+    steady, cluster = jnp.arange(len(alone)), jnp.full(len(alone), 7)
+    only = Settling(after, recheck).only(steady, cluster)
+    assert only.tolist() == [7 if digit == "1" else -1 for digit in alone]
+
+
+def test_only_a_client_that_answers_has_stayed_anywhere():
+    before, now = jnp.asarray([0, 1, 2, 0, -1]), jnp.asarray([0, 2, 2, 0, 1])
+    asked, answered = jnp.asarray([4, 1, 0, 2]), jnp.asarray([True, True, True, False])
+    answers = Answers(asked, answered, None, now[asked], jnp.ones(4), None, None)
+    steady = Settling(2).update(jnp.asarray([3, 3, 3, 3, 0]), before, now, answers)
+    assert steady.tolist() == [4, 0, 3, 3, 0]  # stayed, moved, did not answer, was not asked, came
 
 
 def test_changes_nothing_where_identities_are_stable():
     data = population()
     settings = {"k": K, "rounds": 12, "init": near(data)}
-    always = ct.IFCA(**settings).fit(data.train, LEARNER, seed=1)
-    settled = ct.IFCA(**settings, settle=1, recheck=5).fit(data.train, LEARNER, seed=1)
+    always, settled = (
+        ct.IFCA(**settings, **more).fit(data.train, LEARNER, seed=1)
+        for more in ({}, {"settle": 1, "recheck": 5})
+    )
     np.testing.assert_array_equal(always.assignment, settled.assignment)
     np.testing.assert_array_equal(stacked.to_matrix(always.models), stacked.to_matrix(settled.models))
-    assert all(round_.bytes_spared == 0 for round_ in always.history)
+    assert all(record.bytes_spared == 0 for record in always.history)
+    # told in rounds 2 to 5 and 7 to 10
+    assert [r.bytes_spared > 0 for r in settled.history] == [t not in (0, 1, 6, 11) for t in range(12)]
 
 
-def test_restarts_share_a_message_so_all_must_be_stable():
-    data = population(noise=1.0)
-    found = ct.IFCA(k=K, rounds=15, n_init=4, settle=2, recheck=4).fit(data.train, LEARNER, seed=3)
-    seen = np.array([log.moved for log in found.history.logs], object)
-    stable = np.zeros((15, 4, CLIENTS), int)  # for how many rounds each identity had stayed before a round
-    now = np.zeros((4, CLIENTS), int)
-    for t in range(15):
-        stable[t] = now
-        now = now + 1
-        for r in range(4):
-            for client, _ in seen[t][r]:
-                now[r, client] = 0
-    least = stable.min(axis=1)
-    alone = (least >= 2) & ((least - 2) % 4 != 3)
-    spared = [round_.bytes_spared for round_ in found.history]
-    assert spared == (alone.sum(axis=1) * 4 * (K - 1) * MODEL).tolist()
-    assert any(spared)
+class Apart:
+    """An initialiser: models of which clients change their mind, other ones for every start."""
+
+    def __call__(self, server, key, k):
+        return stacked.from_matrix(2 * jax.random.normal(key, (k, DIM)), server.learner.shapes(server.spec))
+        yield
 
 
-def test_a_client_in_the_wrong_place_is_found_by_looking_again():
-    data = population()
-    # two clusters start in each other's place, and settle there before the third round
-    wrong = near(data)[[1, 0, 2]]
-    found = ct.IFCA(k=K, rounds=30, init=wrong, settle=1, recheck=2).fit(data.train, LEARNER, seed=0)
-    assert ct.metrics.misclustering(found.assignment, data.truth) == 0
-
-
-@pytest.mark.parametrize("participation", [1.0, 5])
-def test_counts_a_clients_own_rounds(participation):
-    data = population()
-    found = ct.IFCA(k=K, rounds=20, init=near(data), settle=3, recheck=100, participation=participation).fit(
-        data.train, LEARNER, seed=2
+@pytest.mark.parametrize("participation", [CLIENTS, 7])
+def test_a_start_is_what_it_would_be_without_others_beside_it(participation):
+    seed, rounds, starts, watch = 2, 20, 3, Remember()
+    data = population(seed, 6, scale=1.0)
+    settings = {"k": K, "rounds": rounds, "settle": 2, "recheck": 3, "participation": participation}
+    several = ct.IFCA(init=Apart(), n_init=starts, **settings).fit(
+        data.train, LEARNER, seed=seed, observers=[watch]
     )
-    assert sum(round_.changed for round_ in found.history) == CLIENTS
-    took_part = np.zeros(CLIENTS, int)
-    from coterie import keys
+    first, last = watch.moments[0].states.models, watch.moments[-1].states.models
+    alone, matters = [], []
+    for r in range(starts):
+        one = ct.IFCA(init=stacked.take(first, r), **settings).fit(data.train, LEARNER, seed=seed)
+        mine = History(several.history.records, CLIENTS, r)
+        np.testing.assert_array_equal(mine.assignments(), one.history.assignments())
+        models = stacked.to_matrix(stacked.take(last, r))
+        np.testing.assert_allclose(models, stacked.to_matrix(one.models), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(mine.restarts[:, r], one.history.restarts[:, 0], rtol=1e-5)
 
-    tokens = keys.tokens(data.train.ids)
-    for t, round_ in enumerate(found.history):
-        drawn = np.arange(CLIENTS) if participation == 1.0 else keys.participants(2, t, tokens, 5)
-        assert round_.bytes_spared == (took_part[drawn] > 3).sum() * (K - 1) * MODEL
-        took_part[drawn] += 1
+        start = np.asarray(stacked.to_matrix(stacked.take(first, r)))
+        args = data, start, seed, participation, rounds
+        _, clusters, told = by_hand(*args, settle=2, recheck=3)
+        np.testing.assert_array_equal(mine.assignments(), clusters)
+        alone.append(told)
+        matters.append((by_hand(*args)[1] != clusters).any())
+    assert any(matters)
+    # they share a message, so that nothing is spared unless a client is told its model in all of them
+    of_all = np.all(alone, axis=0)
+    spared = [record.bytes_spared for record in several.history]
+    assert spared == (of_all.sum(axis=1) * starts * (K - 1) * MODEL).tolist()
+    assert any(spared) and (of_all != alone[0]).any()
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,21 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_process import InProcessGrid, apps_of
-from references_srfca import sr_fca
+from support.exchanges import Overheard, server_of
+from support.in_process import InProcessGrid, apps_of
+from support.observers import Between, Continue, Kill, Killed, Remember
+from support.references_srfca import Training, sr_fca
 
 import coterie as ct
 from coterie import keys
-from coterie.algorithms.observer import Unobserved
-from coterie.algorithms.srfca import DISTANCES
-from coterie.clustering.distances import L2
-from coterie.clustering.history import Event
+from coterie.algorithms.algorithm import Round
+from coterie.algorithms.distances import DISTANCES, L2
 from coterie.errors import LearnerError, SettingError
-from coterie.federation.flower import FlowerFederation
+from coterie.flower import FlowerFederation
+from coterie.initialise.random import fresh_models
 from coterie.models import stacked
 from coterie.run import folder as folder_module
 from coterie.run.folder import Recorder, RunFolder
@@ -44,23 +46,25 @@ def clients_of(shards):
     return [(np.asarray(x, float), np.asarray(y, float)) for x, y in shards]
 
 
-class Trace(Unobserved):
+class Trace(Remember):
     """Watches a run for w_0, and for the clusters and their models after each pause."""
 
-    def __init__(self):
-        self.assignments, self.models = [], []
+    @property
+    def first(self):
+        return matrix(stacked.take(self.moments[0].states.first, 0))[0]
 
-    def after(self, state, federation, records, done):
-        self.first = matrix(stacked.take(state.first, 0))[0]
-        if any(isinstance(record, Event) for record in records):
-            self.assignments.append(np.array(state.assignment[0]))
-            self.models.append(matrix(stacked.take(state.models, 0)))
+    @property
+    def assignments(self):
+        return [np.array(moment.states.assignment[0]) for moment in self.stages]
+
+    @property
+    def stages(self):
+        return [moment for moment in self.pauses if moment.new[-1].name in ("one-shot", "refine")]
 
 
 def alone(algorithm, local):
-    """For how many steps clients train alone: whole local updates."""
-    steps = local.local.steps
-    return steps * (algorithm.rounds if algorithm.init_steps is None else -(-algorithm.init_steps // steps))
+    """For how many local updates clients train alone."""
+    return None if algorithm.init_steps is None else -(-algorithm.init_steps // local.local.steps)
 
 
 def expected(algorithm, shards, first, local, seed=0):
@@ -71,36 +75,46 @@ def expected(algorithm, shards, first, local, seed=0):
         count = algorithm.participants(len(eligible))
         return [eligible[i] for i in keys.participants(seed, t, tokens[eligible], count)]
 
+    how = Training(
+        local.local.lr,
+        algorithm.rounds,
+        local.local.steps,
+        local.local.decay,
+        algorithm.average,
+        algorithm.radius,
+        algorithm.weight == "examples",
+        drawn,
+    )
     return sr_fca(
         clients_of(shards),
         first,
         algorithm.threshold,
-        local.local.lr,
-        algorithm.rounds,
-        local.local.steps,
+        how,
         algorithm.min_size,
         algorithm.refines,
         algorithm.trim,
         algorithm.distance,
         alone(algorithm, local),
         algorithm.warm,
-        algorithm.average,
-        algorithm.radius,
-        drawn,
-        algorithm.weight == "examples",
+        algorithm.resample,
+        algorithm.final_rounds,
+        algorithm.final_proximal,
     )
 
 
 def assert_as_in_the_paper(algorithm, shards, local, seed=0):
     """Run it both ways; returns the clusters after each pause."""
     watch, distance = Trace(), watched(algorithm.distance)
-    found = dataclasses.replace(algorithm, distance=distance).fit(shards, local, seed=seed, observer=watch)
+    simulation = ct.Simulation(shards, devices=jax.local_devices()[:1])  # what compiles faster
+    watching = dataclasses.replace(algorithm, distance=distance)
+    found = watching.fit(simulation, local, seed=seed, observers=[watch])
     models, stages = expected(algorithm, shards, watch.first, local, seed)
     assert [a.tolist() for a in watch.assignments] == [stage.labels.tolist() for stage in stages]
     np.testing.assert_array_equal(found.assignment, stages[-1].labels)
     np.testing.assert_allclose(matrix(found.models), models, rtol=1e-3, atol=1e-4)
     assert found.k == len(models)
-    for event, stage, far in zip(found.history.events[1:-1], stages[1:], distance.far, strict=True):
+    refines = [event for event in found.history.events if event.name == "refine"]
+    for event, stage, far in zip(refines, stages[1:], distance.far, strict=True):
         np.testing.assert_allclose(far, stage.far, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(np.array(event.details["apart"], float), stage.apart, rtol=1e-3, atol=1e-4)
         assert event.details["merged"] == stage.home
@@ -138,15 +152,30 @@ SETTINGS = {  # and on which data
         {"distance": "cross_loss", "average": "gradients", "threshold": 1.5, "warm": True},
         [0, 1],
     ),
-    "some clients": (
-        {"distance": "cross_loss", "threshold": 0.8, "participation": 0.6, "trim": 0.34},
+    "half of the clients": (
+        {"distance": "cross_loss", "threshold": 0.8, "participation": 0.5, "trim": 0.34},
         [0, 3],
     ),
-    "by examples": (
-        {"distance": "l2", "threshold": 0.8, "weight": "examples", "trim": 0.25, "refines": 1},
+    "by examples": ({"distance": "l2", "threshold": 0.8, "weight": "examples", "trim": 0.25}, [2, 3]),
+    "half of the clients by examples": (
+        {"distance": "cross_loss", "threshold": 0.8, "weight": "examples", "participation": 0.5},
+        [0, 3],
+    ),
+    "other examples in each REFINE": (
+        {"distance": "cross_loss", "threshold": 1.0, "trim": 0.25, "resample": True},
+        [0, 3],
+    ),
+    "other examples, warm": ({"distance": "l2", "threshold": 0.7, "warm": True, "resample": True}, [0, 3]),
+    "FedProx in the end": (
+        {"distance": "l2", "threshold": 0.8, "trim": 0.25, "final_rounds": 4, "final_proximal": 1.5},
         [2, 3],
     ),
+    "FedAvg in the end, warm": (
+        {"distance": "cross_loss", "threshold": 0.8, "warm": True, "final_rounds": 3, "participation": 0.5},
+        [0, 3],
+    ),
 }
+EXAMPLES = {True: 2, False: 1}  # so many times as many, where each is used once
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -154,14 +183,45 @@ def test_agrees_with_the_paper_line_by_line(name):
     settings, seeds = SETTINGS[name]
     algorithm = ct.SRFCA(rounds=ROUNDS, **settings)
     # the server takes one step where clients take several: a longer one, or nothing would be learned
-    local = learner(lr=0.2, steps=1) if algorithm.average == "gradients" else learner()
+    local = learner(lr=0.2, steps=1) if algorithm.average == "gradients" else learner(decay=0.95)
     numbers = set()
     for seed in seeds:
-        found, labels = assert_as_in_the_paper(algorithm, population(seed).train, local, seed)
+        sizes = [EXAMPLES[algorithm.resample] * n for n in SIZES]
+        found, labels = assert_as_in_the_paper(algorithm, population(seed, sizes=sizes).train, local, seed)
         assert len(labels) == algorithm.refines + 1
         assert (found.assignment >= 0).all() and set(found.assignment) == set(range(found.k))
         numbers.add(found.k)
     assert len(numbers) > 1  # of clusters: it is found, and differs from data to data
+
+
+def test_no_example_is_used_in_two_stages():
+    algorithm = ct.SRFCA(rounds=2, resample=True, final_rounds=1)
+    server = server_of(ct.Simulation(DATA.train), LOCAL)
+    state = algorithm.state_of(fresh_models(server, server.start_key(0), 1), CLIENTS)
+    alone = [next(algorithm.pause(server, state, done)).task.part.tolist() for done in (0, 2, 4)]
+    assert alone == [[0, 3], [1, 3], [2, 3]]
+    asks = [algorithm.ask(state, Round(jnp.asarray(t))).task for t in range(5)]
+    for name in ("find_on", "train_on"):
+        parts = [getattr(task, name).tolist() for task in asks]
+        assert parts == [[1, 3]] * 2 + [[2, 3]] * 3  # the last are those of the final clusters
+
+
+def test_the_final_rounds_are_told_and_resumed_like_others():
+    algorithm, watch = ct.SRFCA(rounds=2, threshold=1.0, final_rounds=3, final_proximal=0.5), Remember()
+    found = algorithm.fit(DATA.train, LOCAL, seed=1, observers=[watch])
+    assert algorithm.expected_rounds == len(found.history) == 2 * 2 + 3
+    assert [(event.name, event.after) for event in found.history.events] == [
+        ("one-shot", 0),
+        ("refine", 2),
+        ("refine", 4),
+        ("finish", 7),
+    ]
+    for count in (6, 8, 10):  # before the last refine, before and amid what follows it
+        moment, records = watch.moments[count], [r for m in watch.moments[: count + 1] for r in m.new]
+        again = algorithm.fit(DATA.train, LOCAL, seed=1, observers=[Continue(moment, records)])
+        np.testing.assert_array_equal(again.assignment, found.assignment)
+        np.testing.assert_array_equal(matrix(again.models), matrix(found.models))
+        assert told(again) == told(found)
 
 
 # -- clients in places that we choose ---------------------------------------------------------------------
@@ -389,7 +449,7 @@ def test_the_order_of_the_clients_does_not_matter(name, participation, plain):
 @BOTH
 def test_how_clients_are_batched_does_not_matter(name, plain):
     other = {"l2": {"batch": 1}, "cross_loss": {"resident": False}}[name]
-    again = PLAIN[name].fit(ct.Simulation(DATA.train, **other), LOCAL, seed=1, chunk=3)
+    again = PLAIN[name].fit(ct.Simulation(DATA.train, **other), LOCAL, seed=1)
     assert_the_same(plain[name], again)
     assert [e.moved for e in again.history.events] == [e.moved for e in plain[name].history.events]
 
@@ -404,30 +464,9 @@ def test_clients_of_very_different_sizes_count_the_same():
 # -- who does not answer ----------------------------------------------------------------------------------
 
 
-class Partly:
-    """A federation of which some clients never answer some tasks; what comes back in their name is NaN."""
-
-    traceable = False
-
-    def __init__(self, federation, silent):
-        self._federation, self._silent = federation, silent
-
-    def with_learner(self, learner):
-        return Partly(self._federation.with_learner(learner), self._silent)
-
-    def ask(self, task, *arguments, **settings):
-        answers = self._federation.ask(task, *arguments, **settings)
-        quiet = np.isin(answers.clients, self._silent.get(task.__name__, []))
-
-        def nothing(array):
-            return jax.numpy.where(stacked.expand(quiet, array), jax.numpy.nan, array)
-
-        value, report = jax.tree.map(nothing, (answers.value, answers.report))
-        answered = answers.answered & ~stacked.expand(quiet, answers.answered)
-        return dataclasses.replace(answers, answered=answered, value=value, report=report)
-
-    def __getattr__(self, name):
-        return getattr(self._federation, name)
+def partly(**silent):
+    """The clients of `DATA`, of which some never answer some tasks."""
+    return Overheard(ct.Simulation(DATA.train), lambda number, name: silent.get(name, []))
 
 
 EITHER = pytest.mark.parametrize(("name", "warm"), [("l2", True), ("cross_loss", False)])
@@ -437,7 +476,7 @@ EITHER = pytest.mark.parametrize(("name", "warm"), [("l2", True), ("cross_loss",
 def test_a_client_that_misses_the_first_stage_changes_nothing_for_the_others(name, warm):
     algorithm, others = dataclasses.replace(PLAIN[name], warm=warm), np.arange(CLIENTS) != 3
     watch = Trace()
-    found = algorithm.fit(Partly(ct.Simulation(DATA.train), {"train": [3]}), LOCAL, seed=1, observer=watch)
+    found = algorithm.fit(partly(TrainAlone=[3]), LOCAL, seed=1, observers=[watch])
     models, stages = expected(algorithm, DATA.train[np.flatnonzero(others)], watch.first, LOCAL)
     np.testing.assert_array_equal(found.assignment[others], stages[-1].labels)
     np.testing.assert_allclose(matrix(found.models), models, rtol=1e-3, atol=1e-4)
@@ -449,7 +488,7 @@ def test_a_client_that_misses_the_first_stage_changes_nothing_for_the_others(nam
 
 def test_a_client_that_says_nothing_of_losses_keeps_its_place():
     # it tells nothing of clients' models, so that it is in no cluster, and nothing in the end
-    found = PLAIN["cross_loss"].fit(Partly(ct.Simulation(DATA.train), {"losses": [3]}), LOCAL, seed=1)
+    found = PLAIN["cross_loss"].fit(partly(MeasureLosses=[3]), LOCAL, seed=1)
     others = np.arange(CLIENTS) != 3
     assert found.assignment[3] == -1 and np.isnan(found.losses[3]).all()
     assert ct.metrics.misclustering(found.assignment[others], DATA.truth[others]) == 0
@@ -458,7 +497,7 @@ def test_a_client_that_says_nothing_of_losses_keeps_its_place():
 @BOTH
 def test_clients_that_drop_out_now_and_then(name):
     watch = Trace()
-    found = PLAIN[name].fit(ct.Simulation(DATA.train, drop=0.15), LOCAL, seed=0, observer=watch)
+    found = PLAIN[name].fit(ct.Simulation(DATA.train, drop=0.15), LOCAL, seed=0, observers=[watch])
     answered = [round_.answered for round_ in found.history]
     assert min(answered) < max(answered) <= CLIENTS
     first, last = watch.assignments[0], watch.assignments[-1]
@@ -478,7 +517,7 @@ def test_a_client_whose_own_training_diverges_ruins_nothing(name, warm):
     x[3] = x[3] * 1000
     shards, others = ct.Shards.from_lists(x, y), np.arange(CLIENTS) != 3
     algorithm, watch = dataclasses.replace(PLAIN[name], warm=warm, init_steps=40), Trace()
-    found = algorithm.fit(shards, LOCAL, seed=1, observer=watch)
+    found = algorithm.fit(shards, LOCAL, seed=1, observers=[watch])
     assert np.isfinite(matrix(found.models)).all()
     assert ct.metrics.misclustering(found.assignment[others], DATA.truth[others]) == 0
     assert watch.assignments[-1][3] == -1  # its own model is none
@@ -496,26 +535,6 @@ def test_nobody_is_drawn_who_is_in_no_cluster():
 # -- interrupted, saved -----------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Stands for a SIGKILL: nothing of ours catches it."""
-
-
-class Interrupted:
-    """Writes a run down, and is killed after so many things that happened."""
-
-    def __init__(self, path, moment, every):
-        self._recorder, self._left = Recorder(RunFolder(path), every=every), moment
-
-    def after(self, *happened):
-        self._recorder.after(*happened)
-        self._left -= 1
-        if self._left == 0:
-            raise Killed
-
-    def __getattr__(self, name):
-        return getattr(self._recorder, name)
-
-
 def told(found):
     """All that a run tells but for the time it took."""
     lines = [json.loads(record.to_line()) for record in found.history.records]
@@ -529,14 +548,18 @@ def test_interrupted_at_any_moment_it_ends_the_same(name, every, plain, tmp_path
     clock = iter(range(10**6))
     monkeypatch.setattr(folder_module.time, "monotonic", lambda: next(clock))
     whole = plain[name]
+
+    def recorder(path):
+        return Recorder(RunFolder(path), every=every)
+
     # the start, and all but the last exchange, which is made again
     happened = 1 + len(whole.history.records) - 1
     assert happened == 1 + 1 + 3 + 1 + 3 + 1
     for moment in range(1, happened + 1):
         path = tmp_path / str(moment)
         with pytest.raises(Killed):
-            PLAIN[name].fit(DATA.train, LOCAL, seed=1, observer=Interrupted(path, moment, every))
-        again = PLAIN[name].fit(DATA.train, LOCAL, seed=1, observer=Recorder(RunFolder(path), every=every))
+            PLAIN[name].fit(DATA.train, LOCAL, seed=1, observers=[recorder(path), Kill(moment)])
+        again = PLAIN[name].fit(DATA.train, LOCAL, seed=1, observers=[recorder(path)])
         np.testing.assert_array_equal(again.assignment, whole.assignment)
         np.testing.assert_array_equal(matrix(again.models), matrix(whole.models))
         assert told(again) == told(whole), f"interrupted after {moment}"
@@ -563,8 +586,8 @@ MODEL = 4 * DIM
 def test_history_counts_what_travels(name, plain):
     history = plain[name].history
     one_shot, *refines, finish = history.events
-    # the model, the numbers of 3 rounds and whether to take part; back, the model and 3 losses
-    down, up = CLIENTS * (MODEL + 3 * 4 + 3), CLIENTS * (MODEL + 3 * 4)
+    # the model; back, the model and 3 losses
+    down, up = CLIENTS * MODEL, CLIENTS * (MODEL + 3 * 4)
     if name == "cross_loss":  # all models to all clients, and a number for each
         down, up = down + CLIENTS * CLIENTS * MODEL, up + CLIENTS * CLIENTS * 4
     assert (one_shot.asks, one_shot.bytes_down, one_shot.bytes_up) == (1 + (name == "cross_loss"), down, up)
@@ -629,14 +652,14 @@ def test_over_flower_it_is_the_same(name, plain, messages):
 
 @BOTH
 def test_the_tasks_of_a_run_come_in_order(name, messages):
-    look = ["losses"] if name == "cross_loss" else []
-    rounds = ["choose_and_train"] * 3
+    look = ["MeasureLosses"] if name == "cross_loss" else []
+    rounds = ["ChooseAndTrain"] * 3
     for letters in messages[name].letters():
         assert [ask["ask"]["task"] for ask, _ in letters] == [
-            "train",
+            "TrainAlone",
             *look,
             *(rounds + look) * 2,
-            "losses",  # the last one, under the models that are returned
+            "MeasureLosses",  # the last one, under the models that are returned
         ]
 
 
@@ -645,9 +668,9 @@ def test_losses_travel_as_numbers(name, messages):
     seen = 0
     for letters in messages[name].letters():
         for ask, answer in letters:
-            if ask["ask"]["task"] != "losses":
+            if ask["ask"]["task"] != "MeasureLosses":
                 continue
-            sent = len(models_in(ask["broadcast"]))
+            sent = len(models_in(ask["everybody"]))
             (reply,) = answer.values()
             assert set(reply) == {"report/losses"}
             assert reply["report/losses"].numpy().size == sent
@@ -666,7 +689,7 @@ def test_whose_models_clients_are_sent(name, messages):
     for letters in everybody:
         times = np.array(
             [
-                [int((models_in(ask["broadcast"]) == model).all(axis=1).sum()) for model in own]
+                [int((models_in(ask["everybody"]) == model).all(axis=1).sum()) for model in own]
                 + [int((models_in(ask["each"]) == model).all(axis=1).sum()) for model in own]
                 for ask, _ in letters
             ]
@@ -678,11 +701,11 @@ def test_whose_models_clients_are_sent(name, messages):
             assert (by_model[1] == 1).all() and (by_model[[0, *range(2, len(letters))]] == 0).all()
         # in a round it is sent the model of its cluster alone, and in the end those of all clusters
         assert all(
-            len(models_in(ask["broadcast"])) == 1
+            len(models_in(ask["everybody"])) == 1
             for ask, _ in letters
-            if ask["ask"]["task"] == "choose_and_train"
+            if ask["ask"]["task"] == "ChooseAndTrain"
         )
-        np.testing.assert_allclose(models_in(letters[-1][0]["broadcast"]), final, rtol=1e-6)
+        np.testing.assert_allclose(models_in(letters[-1][0]["everybody"]), final, rtol=1e-6)
 
 
 def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(exact):
@@ -690,17 +713,9 @@ def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(exact):
     algorithm, late = dataclasses.replace(exact, min_size=2), len(shards) - 1
     apps = apps_of(EXACT, ct.Federated(train=shards))
     grid = InProcessGrid(apps[:late])
-    watch = Trace()
-    after = watch.after
-
-    def joins(state, federation, records, done):
-        after(state, federation, records, done)
-        if done == 2 and len(grid.nodes) == late:
-            grid.join(apps[late])
-
-    watch.after = joins
+    watch, joins = Trace(), Between({2: lambda: len(grid.nodes) > late or grid.join(apps[late])})
     federation = FlowerFederation(grid, min_clients=late, poll=0.001)
-    found = algorithm.fit(federation, EXACT, seed=1, observer=watch)
+    found = algorithm.fit(federation, EXACT, seed=1, observers=[watch, joins])
     models, stages = expected(algorithm, shards[np.arange(late)], watch.first, EXACT)
     assert [len(a) for a in watch.assignments] == [late, late + 1, late + 1]
     assert watch.assignments[-1][late] == -1
@@ -732,6 +747,13 @@ def test_a_client_that_joins_late_takes_the_model_that_fits_it_best(exact):
         ({"init_steps": 0}, "init_steps must be at least 1, not 0"),
         ({"radius": 0.0}, "radius must be positive, not 0"),
         ({"radius": -1.0}, "radius must be positive"),
+        ({"final_rounds": -1}, "final_rounds must be at least 0, not -1"),
+        ({"final_proximal": -0.1, "final_rounds": 2}, "final_proximal must be at least 0, not -0.1"),
+        ({"final_proximal": 0.1}, "final_proximal is about further rounds: say with final_rounds how many"),
+        (
+            {"resample": True, "refines": 12},
+            "for every REFINE of each client, 13 in all; client 0 has 12",
+        ),
         ({"trim": 0.5}, r"below 0\.5, not 0\.5"),
         ({"trim": -0.1}, r"below 0\.5, not -0\.1"),
         ({"participation": 1.5}, "participation"),
@@ -745,6 +767,12 @@ def test_impossible_settings_are_refused(change, words):
     with pytest.raises(SettingError, match=words) as raised:
         ct.SRFCA(**{"rounds": 3, "distance": "l2", **change}).fit(DATA.train, LOCAL, seed=1)
     assert "\n" not in str(raised.value) and str(raised.value).endswith(".")
+
+
+def test_a_proximal_term_that_would_be_ignored_is_refused():
+    algorithm = ct.SRFCA(rounds=3, average="gradients", final_rounds=2, final_proximal=0.1)
+    with pytest.raises(SettingError, match="final_proximal would be ignored with average='gradients'"):
+        algorithm.fit(DATA.train, learner(steps=1))
 
 
 def test_one_client_alone_cannot_be_compared():

@@ -55,8 +55,18 @@ def refused(*arguments):
         (
             ["--algorithm", "afci"],
             "algorithm.name: there is no 'afci'; choose one of ifca, fedx, srfca, cfl, fedsoft, "
-            "one-shot-kmeans, oracle, global, local.",
+            "one-shot-kmeans, oracle, global, local, or give the import path of your own, such as "
+            "'mypackage.MyClass'.",
         ),
+        (
+            ["--algorithm", "mine.Own"],
+            "algorithm.name: 'mine.Own' cannot be imported: No module named 'mine'.",
+        ),
+        (
+            ["--algorithm", "coterie.SGD"],
+            "algorithm.name: 'coterie.SGD' is no subclass of coterie.Algorithm.",
+        ),
+        (["--baselines", "global,.x"], "baselines: there is no '.x'; choose one of ifca, "),
         (["--data", "mnist"], "data.name: there is no 'mnist'; choose one of rotated-digits, "),
         (["--baselines", "lokal"], "baselines: there is no 'lokal'; choose one of ifca, "),
         (["--baselines", ""], "baselines: there is no ''; choose one of ifca, "),
@@ -97,7 +107,8 @@ def test_a_mistake_in_the_options_is_one_sentence(tmp_path, arguments, message):
         (["--set", "data.rotations=[0, 45]"], "rotation 45 is not a multiple of 90 degrees."),
         (["--set", "data.rotations=[]"], "40 clients cannot fill 0 clusters"),
         (["--set", "data.rotations=up"], "data.rotations: "),
-        (["--algorithm", "global", "--baselines", "ifca"], "baselines: ifca lacks settings"),
+        (["--algorithm", "global", "--baselines", "fedsoft"], "baselines: fedsoft lacks settings"),
+        (["--algorithm", "global", "--baselines", "ifca"], "baselines: ifca: k must be given"),
         (["--clients", "3"], "3 clients cannot fill 4 clusters"),
         (["--clients", "0"], "0 clients cannot fill 4 clusters"),
         (["--clients", "1000000"], "cannot split 1438 examples over 250000 clients"),

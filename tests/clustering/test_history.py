@@ -1,5 +1,6 @@
 """What happened, round by round."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.clustering import History, Round
-from coterie.clustering.history import RoundLog, from_line
+from coterie.clustering.history import Event, RoundLog, from_line
 
 CLIENTS, RESTARTS = 4, 2
 
@@ -22,6 +23,8 @@ def log(round_=0, moved=((), ()), loss=(1.5, 2.5), **rest):
         "bytes_up": 10,
         "seconds": 0.25,
         "missing": {"no answer": ["c"]},
+        "losses": 16,
+        "updates": 6,
     } | rest
     moves = [[list(move) for move in restart] for restart in moved]
     return RoundLog(
@@ -84,6 +87,17 @@ def test_total_sums_over_rounds():
     assert history.total("bytes_up") == 18
     assert history.total("seconds") == 1.0
     assert history.total("asked") == 12
+
+
+def test_what_happened_between_rounds_counts_in_the_total_and_is_one_line_too():
+    split = Event(2, "split", "cluster 0 was split.", {"into": 2}, [[], []], [[3, 1], [2, 2]], 1, 40, 20, 0.5)
+    last = dataclasses.replace(split, after=3, name="finish", losses=9, updates=4)
+    history = History([*LOGS[:2], split, LOGS[2], last], CLIENTS)
+    assert [history.total(name) for name in ("losses", "updates", "asks")] == [3 * 16 + 9, 3 * 6 + 4, 2]
+    assert history.total("bytes_down") == 3 * 100 + 2 * 40
+    assert len(history) == 3 and history.events == [split, last]
+    for event in (split, last):
+        assert "\n" not in event.to_line() and from_line(event.to_line()) == event
 
 
 def test_no_rounds_is_a_history_too():

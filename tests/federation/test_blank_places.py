@@ -1,21 +1,22 @@
 """Rounds that ask different numbers of clients have places for the most of them; some stay blank."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_process import InProcessGrid, apps_of
+from support.in_process import InProcessGrid, apps_of
 
 import coterie as ct
 from coterie.aggregate import Summing
 from coterie.algorithms import records
-from coterie.algorithms.state import Outcome
+from coterie.algorithms.records import Outcome
 from coterie.data.federated import Federated
 from coterie.errors import FederationError, SettingError
 from coterie.federation import chosen as engine
-from coterie.federation.flower import FlowerFederation
-from coterie.federation.protocol import Traffic
-from coterie.learn import tasks
+from coterie.federation.protocol import Answers, Traffic
+from coterie.flower import FlowerFederation
+from coterie.learn.tasks import ChooseAndTrain, CountExamples
 from coterie.models import stacked
 
 SIZES = [4, 3, 8, 4, 7, 4]  # in two buckets
@@ -44,16 +45,14 @@ def ask(federation, positions, reduce=None):
     """What IFCA asks, with the numbers that each is sent alone."""
     models = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3)), jnp.float32)
     one = LEARNER.for_data(DATA.train.spec).shapes(DATA.train.spec)
-    only = jnp.where(jnp.asarray(positions) == 1, 0, -1)[:, None]
-    broadcast = {"models": stacked.from_matrix(models, one), "round": jnp.asarray(0)}
+    task = ChooseAndTrain(stacked.from_matrix(models, one), jnp.asarray(0))
     return federation.with_learner(LEARNER).ask(
-        tasks.choose_and_train,
-        jax.tree.map(lambda a: a[None], broadcast),
-        each={"only": only},
+        jax.tree.map(lambda a: a[None], task),
+        only=jnp.where(jnp.asarray(positions) == 1, 0, -1)[None],
         clients=federation.select(np.asarray(positions)),
         key=jax.random.key(1),
         reduce=reduce,
-        replicas=1,
+        starts=1,
     )
 
 
@@ -70,16 +69,16 @@ def test_nobody_is_asked_in_a_blank_place(name, alone):
     kept, summed = alone
     answers = ask(federation, ASKED)
     np.testing.assert_array_equal(answers.clients, ASKED)
-    np.testing.assert_array_equal(answers.answered[:, 0], REAL)
+    np.testing.assert_array_equal(answers.answered[0], REAL)
     np.testing.assert_array_equal(answers.traffic.sent, REAL)
-    np.testing.assert_array_equal(np.asarray(answers.cluster)[REAL], kept.cluster)
+    np.testing.assert_array_equal(np.asarray(answers.cluster)[:, REAL], kept.cluster)
     for mine, theirs in ((answers.value, kept.value), (answers.report, kept.report)):
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(np.asarray(a)[REAL], b, rtol=1e-5, atol=1e-6),
+            lambda a, b: np.testing.assert_allclose(np.asarray(a)[:, REAL], b, rtol=1e-5, atol=1e-6),
             mine,
             theirs,
         )
-    down, spared, up = answers.traffic.total(np.asarray(answers.answered[:, 0]))
+    down, spared, up = answers.traffic.total(np.asarray(answers.answered[0]))
     assert (down, spared, up) == kept.traffic.total(np.ones(3, bool))
     assert down + spared == 3 * (2 * 3 * 4 + 4 + 4) and spared == 3 * 4  # one was sent one of two models
     sums = ask(federation, ASKED, Summing(2)).value
@@ -88,9 +87,9 @@ def test_nobody_is_asked_in_a_blank_place(name, alone):
 
 def test_nobody_is_asked_in_a_blank_place_when_clients_go_one_by_one():
     federation = ct.Simulation(DATA.train, debug=True).with_learner(LEARNER)
-    answers = federation.ask(tasks.size, clients=federation.select(ASKED))
+    answers = federation.ask(CountExamples(), clients=federation.select(ASKED))
     np.testing.assert_array_equal(answers.answered, REAL)
-    assert np.asarray(answers.report["examples"])[REAL].tolist() == [7, 3, 4]
+    assert np.asarray(answers.report.examples)[REAL].tolist() == [7, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["compiled", "streamed", "flower"])
@@ -116,7 +115,7 @@ def test_a_blank_place_needs_no_reply():
         assert grid.exchanges[-1] == ("query.ask", [1, 2, 5])
     grid.nodes[2].online = False
     answers = ask(lenient, ASKED)
-    np.testing.assert_array_equal(answers.answered[:, 0], REAL & (ASKED != 1))
+    np.testing.assert_array_equal(answers.answered[0], REAL & (ASKED != 1))
     assert answers.failures == ((1, "not connected"),)
     with pytest.raises(
         FederationError, match=r"2 of 3 clients answered and 3 are needed \(b: not connected\)"
@@ -127,10 +126,29 @@ def test_a_blank_place_needs_no_reply():
 def test_the_history_knows_nothing_of_blank_places():
     nothing = Traffic(jnp.asarray(REAL), jnp.zeros(5, bool), 10, 0, 1)
     answered = REAL & (ASKED != 1)
-    outcome = Outcome(np.zeros(1), np.zeros((1, NOBODY), int), ASKED, answered, nothing, clusters=2)
+    known, work = np.zeros((1, NOBODY), int), (4, 2)
+    outcome = Outcome(np.zeros(1), known, ASKED, answered, nothing, work, clusters=2)
     log = records.log(3, outcome, outcome.assignment, 0.1, np.array(list("abcdef")))
     assert (log.asked, log.answered, log.missing) == (3, 2, {"no answer": ["b"]})
     assert (log.bytes_down, log.bytes_up) == (30, 2)
+    assert (log.losses, log.updates) == (4, 2)
+
+
+def test_what_is_known_is_updated_by_those_who_answered():
+    """A blank place is nobody's: not the last client's either, where an index beyond the end might lead."""
+    asked = jnp.array([NOBODY, 5, 1, NOBODY, 0, NOBODY])
+    answered = jnp.array([False, True, False, False, True, False])
+    told = {"cluster": jnp.arange(10, 16), "labels": jnp.arange(12.0).reshape(6, 2)}
+    known = {"cluster": jnp.full(NOBODY, -1), "labels": jnp.full((NOBODY, 2), -1.0)}
+    traffic = Traffic(asked < NOBODY, jnp.zeros(6, bool), 0, 0, 0)
+    answers = Answers(asked, answered, None, jnp.zeros(6, int), jnp.ones(6), value=None, traffic=traffic)
+    for update in (Answers.updated, jax.jit(Answers.updated)):
+        after = update(answers, known, told)
+        assert after["cluster"].tolist() == [14, -1, -1, -1, -1, 11]  # 1 was asked in vain
+        assert after["labels"].tolist() == [[8, 9], *[[-1, -1]] * 4, [2, 3]]
+    # and all that is known stays where nobody answers
+    silent = eqx.tree_at(lambda a: a.answered, answers, jnp.zeros(6, bool))
+    jax.tree.map(np.testing.assert_array_equal, silent.updated(known, told), known)
 
 
 # -- room for clients that are drawn again and again ---------------------------------------------------------

@@ -1,16 +1,19 @@
 """The engine: what is asked is answered right, however clients are batched, spread, or stored."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
 import coterie as ct
 from coterie.aggregate import Summing
 from coterie.errors import ClientError, LearnerError, SettingError
 from coterie.federation import simulation as engine
-from coterie.learn import tasks
-from coterie.learn.tasks import Reply
+from coterie.learn.soft import TrainBetween
+from coterie.learn.task import Reply, Task
+from coterie.learn.tasks import ChooseAndTrain, CountExamples, MeasureLosses
 from coterie.models import stacked
 
 DIM, K = 5, 3
@@ -39,17 +42,19 @@ def as_models(matrix):
 SPEC = ct.data.Spec((DIM,), "float32", (), "float32")
 
 
-def broadcast(models, replicas=None):
-    content = {"models": as_models(models), "round": jnp.asarray(2), "by_examples": jnp.asarray(True)}
-    if replicas is None:
-        return content
-    return jax.tree.map(lambda a: jnp.stack([a * (1 + r) for r in range(replicas)]).astype(a.dtype), content)
+def choose(models, starts=None):
+    task = ChooseAndTrain(as_models(models), jnp.asarray(2), by_examples=True)
+    if starts is None:
+        return task
+    return jax.tree.map(lambda a: jnp.stack([a * (1 + r) for r in range(starts)]).astype(a.dtype), task)
+
+
+def measure(models):
+    return MeasureLosses(as_models(models))
 
 
 def train(simulation, models, **options):
-    return simulation.ask(
-        tasks.choose_and_train, broadcast(models), key=jax.random.key(7), **{"reduce": Summing(K), **options}
-    )
+    return simulation.ask(choose(models), key=jax.random.key(7), **{"reduce": Summing(K), **options})
 
 
 def assert_same(a, b, tolerance=1e-5):
@@ -58,9 +63,9 @@ def assert_same(a, b, tolerance=1e-5):
 
 
 def test_losses_are_each_clients_own_mean(shards, models):
-    answers = of(shards).ask(tasks.losses, {"models": as_models(models)})
+    answers = of(shards).ask(measure(models))
     expected = [[np.mean((y - x @ theta) ** 2) for theta in np.asarray(models)] for x, y in shards]
-    np.testing.assert_allclose(answers.report["losses"], expected, rtol=1e-5)
+    np.testing.assert_allclose(answers.report.losses, expected, rtol=1e-5)
     np.testing.assert_array_equal(answers.clients, np.arange(len(SIZES)))
     assert np.asarray(answers.answered).all()
 
@@ -128,48 +133,71 @@ def test_reduction_equals_the_sum_of_the_replies(shards, models):
         np.testing.assert_allclose(sums.weight[j], weight[mine].sum())
 
 
-def test_replicas_equal_separate_asks(shards, models):
-    simulation = of(shards)
-    content = broadcast(models, replicas=2)
-    both = simulation.ask(
-        tasks.losses, {"models": content["models"]}, key=jax.random.key(1), replicas=2
-    ).report["losses"]
+def test_starts_equal_separate_asks(shards, models):
+    simulation, task = of(shards), MeasureLosses(choose(models, starts=2).models)
+    both = simulation.ask(task, key=jax.random.key(1), starts=2)
+    assert both.answered.shape == both.cluster.shape == both.weight.shape == (2, len(SIZES))
     for r in range(2):
-        alone = simulation.ask(tasks.losses, {"models": stacked.take(content["models"], r)}).report["losses"]
-        np.testing.assert_allclose(both[:, r], alone, rtol=1e-5)
+        alone = simulation.ask(stacked.take(task, r)).report.losses
+        np.testing.assert_allclose(both.report.losses[r], alone, rtol=1e-5)
+        np.testing.assert_array_equal(both.of_start(r).report.losses, both.report.losses[r])
 
 
-def test_replicas_reduce_separately(shards, models):
-    simulation = of(shards)
-    options = {"key": jax.random.key(1), "replicas": 2}
-    content = broadcast(models, replicas=2)
-    sums = simulation.ask(tasks.choose_and_train, content, reduce=Summing(K), **options).value
-    kept = simulation.ask(tasks.choose_and_train, content, **options)
+def test_starts_reduce_separately(shards, models):
+    simulation, task = of(shards), choose(models, starts=2)
+    options = {"key": jax.random.key(1), "starts": 2}
+    sums = simulation.ask(task, reduce=Summing(K), **options).value
+    kept = simulation.ask(task, **options)
     for r in range(2):
-        member = np.eye(K)[np.asarray(kept.cluster)[:, r]] * np.asarray(SIZES)[:, None]
-        values = np.asarray(stacked.to_matrix(stacked.take(kept.value, (slice(None), r))))
+        member = np.eye(K)[np.asarray(kept.cluster)[r]] * np.asarray(SIZES)[:, None]
+        values = np.asarray(stacked.to_matrix(stacked.take(kept.value, r)))
         found = stacked.to_matrix(stacked.take(sums.total, r))
         np.testing.assert_allclose(found, member.T @ values, rtol=1e-4, atol=1e-4)
 
 
-def test_each_client_gets_its_own_input_and_returns_it_in_order(shards, models):
-    own = as_models(np.random.default_rng(1).standard_normal((len(SIZES), DIM)))
-    each = {"model": own, "takes_part": jnp.ones((len(SIZES), 1), bool)}
-    simulation, rounds = of(shards), {"rounds": jnp.arange(1)}
-    answers = simulation.ask(tasks.train, rounds, each=each, key=jax.random.key(0))
-    losses = [
-        np.mean((y - x @ theta) ** 2) for (x, y), theta in zip(shards, stacked.to_matrix(own), strict=True)
-    ]
-    np.testing.assert_allclose(answers.report["loss"][:, 0], losses, rtol=1e-4)
-    chosen = np.array([9, 0, 5])
+@pytest.mark.parametrize("how", [{}, {"resident": False}, {"debug": True}], ids=str)
+def test_every_start_tells_each_client_its_model(shards, models, how):
+    few, plain = shards[[1, 0, 9, 2]], ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=1))
+    simulation = ct.Simulation(few, batch=2, **how).with_learner(plain)
+    only = jnp.array([[2, -1, 0, 1], [-1, 1, 1, -1]])
+    answers = simulation.ask(choose(models, starts=2), only=only, key=jax.random.key(1), starts=2)
+    for r in range(2):
+        thetas = (1 + r) * np.asarray(models)
+        losses = np.array([[np.mean((y - x @ theta) ** 2) for theta in thetas] for x, y in few])
+        wanted = np.where(only[r] < 0, losses.argmin(axis=1), only[r])
+        np.testing.assert_array_equal(answers.cluster[r], wanted)
+        np.testing.assert_allclose(answers.report.loss[r], losses[np.arange(4), wanted], rtol=1e-4)
+    chosen = np.array([3, 0])
     some = simulation.ask(
-        tasks.train,
-        rounds,
-        each=stacked.take(each, chosen),
+        choose(models, starts=2),
+        only=only[:, chosen],
         clients=simulation.select(chosen),
-        key=jax.random.key(0),
+        key=jax.random.key(1),
+        starts=2,
     )
+    np.testing.assert_array_equal(some.cluster, answers.cluster[:, chosen])
+    assert_same(some.value, stacked.take(answers.value, (slice(None), chosen)))
+
+
+def between(models, own):
+    """A task with rows of each client's own."""
+    return TrainBetween(as_models(models), jnp.asarray(0), as_models(own), jnp.ones((len(own), K)))
+
+
+def test_each_client_gets_its_own_input_and_returns_it_in_order(shards, models):
+    own = np.random.default_rng(1).standard_normal((len(SIZES), DIM)).astype(np.float32)
+    simulation, key = of(shards), jax.random.key(0)
+    answers = simulation.ask(between(models, own), key=key)
+    losses = [np.mean((y - x @ theta) ** 2) for (x, y), theta in zip(shards, own, strict=True)]
+    np.testing.assert_allclose(answers.report.loss, losses, rtol=1e-4)
+    chosen = np.array([9, 0, 5])
+    some = simulation.ask(between(models, own[chosen]), clients=simulation.select(chosen), key=key)
     assert_same(some.value, stacked.take(answers.value, chosen))
+    # with several starts, these come first
+    tasks = [between(models, own), between(models, 2 * own)]
+    both = simulation.ask(jax.tree.map(lambda *a: jnp.stack(a), *tasks), key=key, starts=2)
+    np.testing.assert_allclose(both.report.loss[0], losses, rtol=1e-4)
+    np.testing.assert_allclose(both.report.loss[1], simulation.ask(tasks[1]).report.loss, rtol=1e-4)
 
 
 def test_order_of_clients_changes_nothing(shards, models):
@@ -186,30 +214,32 @@ def test_a_dropped_client_counts_nowhere_and_is_named(shards, models):
     assert 0 < answered.sum() < len(SIZES)
     np.testing.assert_allclose(answers.value.weight.sum(), np.asarray(SIZES)[answered].sum())
     assert_same(answers.value, train(of(shards, drop=0.4, batch=5), models).value)
-    again = simulation.ask(tasks.losses, {"models": as_models(models)}, key=jax.random.key(8)).answered
+    again = simulation.ask(measure(models), key=jax.random.key(8)).answered
     assert (np.asarray(again) != answered).any()
 
 
 def test_simulations_of_equal_shape_share_a_program_and_not_their_data(shards, models):
     a = of(shards)
     other = ct.data.mixed_regression(k=2, clients=len(SIZES), examples=SIZES, dim=DIM, seed=4).train
-    first = a.ask(tasks.losses, {"models": as_models(models)})
+    first = a.ask(measure(models))
     compiled = engine._ask._cache_size()
-    second = of(other).ask(tasks.losses, {"models": as_models(models)})
+    second = of(other).ask(measure(models))
     assert engine._ask._cache_size() == compiled
-    assert not np.allclose(first.report["losses"], second.report["losses"])
+    assert not np.allclose(first.report.losses, second.report.losses)
 
 
 def test_bytes_are_those_of_the_arrays_that_travel(shards, models):
     answers = train(of(shards), models)
-    assert answers.traffic.down == K * DIM * 4 + 4 + 1  # models, round, by_examples
+    assert answers.traffic.down == K * DIM * 4 + 4  # models, round; a setting is but a word
     assert answers.traffic.up == DIM * 4 + 4 + 4 + 4  # model, cluster, weight, loss
 
 
-def memory(simulation, task, **options):
-    arguments = (simulation, task, options.pop("reduce", None), None)
-    program = engine._ask.lower(*arguments, options["broadcast"], None, None, jax.random.key(0))
-    return program.compile().memory_analysis()
+def memory(simulation, task, reduce=None):
+    kind, everybody, each = task.split()
+    program = engine._ask.lower(
+        simulation, kind, reduce, None, everybody, each, None, None, jax.random.key(0)
+    )
+    return program.compile().memory_analysis().temp_size_in_bytes
 
 
 def big_population(clients, width=256):
@@ -230,14 +260,8 @@ def test_summed_models_need_the_memory_of_one_batch(single_device):
     for clients in (64, 128):
         simulation = ct.Simulation(big_population(clients), batch=4, **single_device).with_learner(learner)
         one = simulation._learner.init(jax.random.key(0), simulation.spec)
-        content = {
-            "models": jax.tree.map(lambda a: a[None].repeat(2, 0), one),
-            "round": 0,
-            "by_examples": False,
-        }
-        needed[clients] = memory(
-            simulation, tasks.choose_and_train, reduce=Summing(2), broadcast=content
-        ).temp_size_in_bytes
+        task = ChooseAndTrain(jax.tree.map(lambda a: a[None].repeat(2, 0), one), jnp.asarray(0))
+        needed[clients] = memory(simulation, task, Summing(2))
     per_client_model = width * 4
     assert needed[128] - needed[64] < 64 * per_client_model / 4
 
@@ -247,9 +271,9 @@ def test_broadcast_models_are_evaluated_without_a_copy_per_client(single_device)
     learner = ct.Learner(ct.models.MLP(hidden=(hidden,)), "squared")
     simulation = ct.Simulation(big_population(clients), batch=clients, **single_device).with_learner(learner)
     one = simulation._learner.init(jax.random.key(0), simulation.spec)
-    content = {"models": jax.tree.map(lambda a: a[None].repeat(k, 0), one)}
+    task = MeasureLosses(jax.tree.map(lambda a: a[None].repeat(k, 0), one))
     copies = clients * k * sum(a.size for a in jax.tree.leaves(one)) * 4
-    assert memory(simulation, tasks.losses, broadcast=content).temp_size_in_bytes < copies / 8
+    assert memory(simulation, task) < copies / 8
 
 
 def test_heavy_tails_cost_at_most_twice_their_examples():
@@ -263,23 +287,30 @@ def test_heavy_tails_cost_at_most_twice_their_examples():
     assert computed <= 2 * sizes.sum()
 
 
-def stumble(learner, broadcast, each, shard, key):
-    """A task that fails at a client with exactly seven examples."""
-    if shard.x.shape[0] == 7:
-        raise ZeroDivisionError("seven")
-    return Reply(report={"n": shard.size})
+class Number(eqx.Module):
+    n: Array
 
 
-def poisoned(learner, broadcast, each, shard, key):
-    return Reply(report={"n": jnp.where(shard.size == 25, jnp.nan, 1.0)})
+class Stumble(Task):
+    """Fails at a client with exactly seven examples."""
+
+    def __call__(self, client):
+        if client.shard.x.shape[0] == 7:
+            raise ZeroDivisionError("seven")
+        return Reply(Number(client.shard.size))
+
+
+class Poisoned(Task):
+    def __call__(self, client):
+        return Reply(Number(jnp.where(client.shard.size == 25, jnp.nan, 1.0)))
 
 
 def test_debug_mode_names_client_and_task(shards):
     simulation = of(shards, debug=True)
-    with pytest.raises(ClientError, match=r"client 1 failed in task 'stumble'.*seven"):
-        simulation.ask(stumble)
-    with pytest.raises(ClientError, match=r"client 5 failed in task 'poisoned'.*NaN"):
-        simulation.ask(poisoned)
+    with pytest.raises(ClientError, match=r"client 1 failed in task 'Stumble'.*seven"):
+        simulation.ask(Stumble())
+    with pytest.raises(ClientError, match=r"client 5 failed in task 'Poisoned'.*'report\.n'.*NaN"):
+        simulation.ask(Poisoned())
 
 
 def test_precision_is_explicit_and_recorded(shards):
@@ -304,7 +335,7 @@ def test_impossible_settings_are_refused(shards, settings, words):
 
 def test_asking_needs_a_learner_that_fits_and_clients_that_exist(shards):
     with pytest.raises(SettingError, match="with_learner"):
-        ct.Simulation(shards).ask(tasks.losses)
+        ct.Simulation(shards).ask(CountExamples())
     with pytest.raises(LearnerError, match="cross_entropy needs integer"):
         ct.Simulation(shards).with_learner(ct.Learner(ct.models.MLP()))
     with pytest.raises(SettingError, match="between 0 and 9"):

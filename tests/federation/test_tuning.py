@@ -9,7 +9,7 @@ import pytest
 
 import coterie as ct
 from coterie.federation import program, tuning
-from coterie.learn import tasks
+from coterie.learn.tasks import MeasureLosses
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_auto_times_the_program_itself_even_while_rounds_are_traced(monkeypatch)
     data = ct.data.mixed_regression(k=2, clients=12, examples=[3, 9] * 6, dim=4, seed=0)
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=2))
     timed = ct.IFCA(k=2, rounds=3, n_init=2).fit(ct.Simulation(data.train, batch="auto"), learner)
-    assert len(tuning._chosen) == 2  # choose_and_train, and losses in the end
+    assert len(tuning._chosen) == 2  # ChooseAndTrain, and MeasureLosses in the end
     assert set(tuning._chosen.values()) <= {1, 2}  # two clients of the larger bucket on each device
     fixed = ct.IFCA(k=2, rounds=3, n_init=2).fit(ct.Simulation(data.train, batch=2), learner)
     for a, b in zip(jax.tree.leaves(timed.models), jax.tree.leaves(fixed.models), strict=True):
@@ -84,5 +84,5 @@ def test_small_asks_are_not_timed():
     data = ct.data.mixed_regression(k=2, clients=12, examples=5, dim=4, seed=0)
     simulation = ct.Simulation(data.train).with_learner(ct.Learner(ct.models.Linear(), "squared"))
     one = simulation._learner.init(jax.random.key(0), simulation.spec)
-    simulation.ask(tasks.losses, {"models": jax.tree.map(lambda a: a[None], one)})
+    simulation.ask(MeasureLosses(jax.tree.map(lambda a: a[None], one)))
     assert tuning._chosen == {}

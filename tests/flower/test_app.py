@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from in_process import InProcessGrid
-from references import local_update, loss
+from support.in_process import InProcessGrid
+from support.references import local_update, loss
 
 import coterie as ct
 from coterie.errors import ConfigError, FederationError, RunFolderError, SettingError
@@ -252,7 +252,7 @@ def test_set_reaches_both_sides(tmp_path):
     # the clients trained as it says
     for (x, y), node in zip(written.make_data().train, grid.nodes.values(), strict=True):
         ask, reply = node.heard[1].content, node.said[1]["reply"]
-        models = ask["broadcast"]["models:layers.0.weight"].numpy()[:, :, 0]
+        models = ask["everybody"]["models:layers.0.weight"].numpy()[:, :, 0]
         for r, cluster in enumerate(reply["cluster"].numpy()):
             expected = local_update(models[r, cluster], x, y, 0.02, 3)
             trained = reply["value:layers.0.weight"].numpy()[r, 0]

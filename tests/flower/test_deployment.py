@@ -9,11 +9,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from in_process import InProcessGrid
+from support.in_process import InProcessGrid
 
 import coterie as ct
-from coterie.federation.flower import FlowerFederation
-from coterie.flower import client_for
+from coterie.flower import FlowerFederation, client_for
 from coterie.flower.deployment import Deployment
 from coterie.flower.keys import make_node_key
 from coterie.flower.new import new_project

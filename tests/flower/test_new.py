@@ -50,8 +50,8 @@ def test_its_experiment_is_one_for_so_many_nodes(tmp_path):
     experiment = Experiment.read(Experiment.from_file(tmp_path / "a" / "experiment.toml"))
     data = experiment.make_data()
     assert len(data.train) == 6 == experiment.flower["min_clients"]
-    experiment.decided(data.train.spec).make_learner().for_data(data.train.spec)
-    experiment.make_algorithm().check(6)
+    learner = experiment.decided(data.train.spec).make_learner().for_data(data.train.spec)
+    experiment.make_algorithm().check(6, learner)
     new_project(tmp_path / "b", nodes=3, own_data=True)
     experiment = Experiment.read(Experiment.from_file(tmp_path / "b" / "experiment.toml"))
     assert experiment.data == {"name": "nodes", "target": "y"} and experiment.flower["min_clients"] == 3

@@ -3,12 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
-from in_process import InProcessGrid
 from safetensors.numpy import save_file
+from support.in_process import InProcessGrid
 
 from coterie.errors import ConfigError, CoterieError, DataError, FederationError
-from coterie.federation.flower import FlowerFederation
-from coterie.flower import client_for
+from coterie.flower import FlowerFederation, client_for
 from coterie.flower.node import own_data
 from coterie.run.config import Experiment
 

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from references import local_update, loss
+from support.exchanges import started
+from support.references import local_update, loss
 
 import coterie as ct
-from coterie import keys
 from coterie.errors import SettingError
 from coterie.models import stacked
 
@@ -20,25 +20,27 @@ def population(seed=0, clients=9):
     )
 
 
-def start(shards, initialiser, restarts=2, k=3, seed=0, **simulation):
+def start(shards, initialiser, starts=2, k=3, seed=0, **simulation):
+    """The models of each start, shape (starts, k, d), and the first fresh one of each, (starts, d)."""
     simulation = {"devices": jax.local_devices()[:1]} | simulation
     federation = ct.Simulation(shards, **simulation).with_learner(LEARNER.for_data(shards.spec))
-    cells = keys.grid(keys.purpose(seed, "init"), restarts, k)
-    models = initialiser(federation, LEARNER.for_data(shards.spec), cells)
-    return np.asarray(jax.vmap(stacked.to_matrix)(models), float), federation, cells
+    found, fresh = (
+        [stacked.to_matrix(models) for models in started(federation, LEARNER, init, k, starts, seed)]
+        for init in (initialiser, ct.Random())
+    )
+    return np.asarray(found, float), np.asarray(fresh, float)[:, 0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_agrees_with_a_loop_over_clients(seed):
     data = population(seed)
     rounds = 3
-    found, federation, cells = start(data.train, ct.FarthestLoss(rounds=rounds), seed=seed)
+    found, fresh = start(data.train, ct.FarthestLoss(rounds=rounds), seed=seed)
     clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
-    fresh = np.asarray(jax.vmap(stacked.to_matrix)(ct.Random()(federation, LEARNER, cells[:, :1])), float)
     for r in range(2):
 
         def trained(i, r=r):
-            return local_update(fresh[r, 0], *clients[i], 0.05, 2 * rounds)
+            return local_update(fresh[r], *clients[i], 0.05, 2 * rounds)
 
         first = min(range(len(clients)), key=lambda i: np.abs(trained(i) - found[r, 0]).max())
         models = [trained(first)]
@@ -50,11 +52,11 @@ def test_agrees_with_a_loop_over_clients(seed):
 
 def test_starts_differ_and_do_not_depend_on_the_order_of_clients():
     data = population()
-    found, *_ = start(data.train, ct.FarthestLoss(rounds=3), restarts=4)
+    found, *_ = start(data.train, ct.FarthestLoss(rounds=3), starts=4)
     assert len(np.unique(found[:, 0].round(4), axis=0)) > 1
-    turned, *_ = start(data.train[::-1], ct.FarthestLoss(rounds=3), restarts=4)
+    turned, *_ = start(data.train[::-1], ct.FarthestLoss(rounds=3), starts=4)
     np.testing.assert_allclose(found, turned, rtol=1e-4, atol=1e-5)
-    fewer, *_ = start(data.train, ct.FarthestLoss(rounds=3), restarts=2)
+    fewer, *_ = start(data.train, ct.FarthestLoss(rounds=3), starts=2)
     np.testing.assert_allclose(found[:2], fewer, rtol=1e-4, atol=1e-5)
 
 

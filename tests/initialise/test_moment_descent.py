@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_process import InProcessGrid, app_of
-from references_moments import eps, groups, moment, pairs, phase_1, weight
+from support.exchanges import Overheard, carried_out, server_of, started
+from support.in_process import InProcessGrid, app_of
+from support.references_moments import eps, groups, moment, pairs, phase_1, weight
 
 import coterie as ct
 from coterie import keys
 from coterie.data.shards import Shards
 from coterie.errors import LearnerError, SettingError
-from coterie.federation.flower import FlowerFederation
+from coterie.flower import FlowerFederation
 from coterie.initialise.anchors import Anchors
-from coterie.initialise.descent import Descent
+from coterie.learn.tasks import CountExamples
 from coterie.models import stacked
 
 LEARNER = ct.Learner(ct.models.Linear(), "half_squared", ct.SGD(lr=0.2, steps=5))
@@ -36,45 +37,40 @@ def population(seed=0, sizes=SIZES, dim=DIM, k=K):
     )
 
 
-def table(restarts=1, k=K, seed=0):
-    return keys.grid(jax.random.key(seed), restarts, k)
-
-
-class Recorded:
+def recorded(shards, learner=LEARNER, silent=lambda number, name: [], **options):
     """A federation of which every ask is kept."""
-
-    def __init__(self, shards, learner=LEARNER, **options):
-        self.learner = learner.for_data(shards.spec)
-        # programs for one device compile faster, and most tests are about little else
-        options = {"devices": jax.local_devices()[:1]} | options
-        self.inner = ct.Simulation(shards, **options).with_learner(self.learner)
-        self.asks = []
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def ask(self, task, broadcast=None, *, each=None, clients=None, **options):
-        answers = self.inner.ask(task, broadcast, each=each, clients=clients, **options)
-        self.asks.append((task.__name__, broadcast, each, np.asarray(answers.clients)))
-        return answers
-
-    def named(self, name):
-        return [ask[1:] for ask in self.asks if ask[0] == name]
+    # programs for one device compile faster, and most tests are about little else
+    options = {"devices": jax.local_devices()[:1]} | options
+    simulation = ct.Simulation(shards, **options).with_learner(learner.for_data(shards.spec))
+    return Overheard(simulation, silent, junk=77)
 
 
-def traced(settings, shards, restarts=1, k=K, seed=0, learner=LEARNER, **options):
-    federation = Recorded(shards, learner, **options)
-    return settings.trace(federation, federation.learner, table(restarts, k, seed)), federation
+def traces(settings, federation, starts=1, k=K, seed=0, learner=LEARNER):
+    """What each start passes through."""
+    server = server_of(federation, learner, seed)
+    return carried_out(federation, *[settings.trace(server, server.start_key(r), k) for r in range(starts)])
 
 
-def matrix(models, lead=2):
+def traced(settings, shards, k=K, seed=0, learner=LEARNER, **options):
+    """What the only start passes through, and whom it asked for it."""
+    federation = recorded(shards, learner, **options)
+    (trace,) = traces(settings, federation, k=k, seed=seed, learner=learner)
+    return trace, federation
+
+
+def matrix(models, lead=1):
     leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(models)]
     return np.concatenate([leaf.reshape(*leaf.shape[:lead], -1) for leaf in leaves], axis=-1)
 
 
-def thetas(trace, restart=0):
+def thetas(trace):
     """The anchors' models at every time."""
-    return [matrix(anchors.models)[restart] for anchors in trace]
+    return [matrix(anchors.models) for anchors in trace]
+
+
+def tasks(federation, name):
+    """What was asked of that name, by the first start."""
+    return [stacked.take(ask.task, 0) for ask in federation.named(name)]
 
 
 def as_float(shards):
@@ -112,16 +108,15 @@ def agrees_with_the_paper(estimator, more, seed):
         | more
     )
     trace, federation = traced(settings, data.train, seed=seed)
-    asks = federation.named("multiply_moment")[::2]  # the first one of each iteration
-    bases = [matrix(broadcast["directions"], 3)[0].swapaxes(1, 2) for broadcast, *_ in asks]
-    asked = [positions for *_, positions in asks]
-    start, anchors = thetas(trace)[0][0], trace[0].ids[0]
+    asks = tasks(federation, "MultiplyMoment")[::2]  # the first one of each iteration
+    bases = [matrix(task.directions, 2).swapaxes(1, 2) for task in asks]
+    asked = [ask.clients for ask in federation.named("MultiplyMoment")[::2]]
+    start, anchors = thetas(trace)[0][0], trace[0].ids
     noise = None
     if settings.noise:  # what clients got beyond the models that the server had
-        copies = [np.stack([matrix(each[name], 3) for name in ("first", "second")]) for _, each, _ in asks]
+        copies = [np.stack([matrix(copy, 2) for copy in (task.first, task.second)]) for task in asks]
         noise = [
-            (copy[:, :, 0] - before).swapaxes(0, 1)
-            for copy, before in zip(copies, thetas(trace)[:-1], strict=True)
+            (copy - before).swapaxes(0, 1) for copy, before in zip(copies, thetas(trace)[:-1], strict=True)
         ]
     wanted = phase_1(
         as_float(data.train),
@@ -150,8 +145,8 @@ def test_the_iteration_finds_the_singular_vectors(seed, estimator):
     data = population(seed, sizes=EQUAL)
     common = {"anchors": 3, "iterations": 1, "estimator": estimator, "alpha": 1.0, "beta": 1.0}
     trace, federation = traced(ct.MomentDescent(**common, subspace="svd"), data.train)
-    ((_, each, _),) = federation.named("descend_moment")
-    found = matrix(each["subspace"], 3)[0, 0]  # of any anchor: all are in one place
+    (task,) = tasks(federation, "DescendMoment")
+    found = matrix(task.subspace, 2)[0]  # of any anchor: all are in one place
     start = thetas(trace)[0][0]
     content = [pairs(*[eps(x, y, start)] * 2, estimator) for x, y in as_float(data.train)]
     y = moment(content, [weight(n, estimator) for n in data.train.sizes])
@@ -168,15 +163,14 @@ def test_alpha_and_beta_are_the_curvature_of_all_clients_in_the_anchors_subspace
     data = population(sizes=EQUAL)
     settings = ct.MomentDescent(anchors=3, iterations=1, subspace_iterations=40, epsilon=0.1, separation=2.0)
     _, federation = traced(settings, data.train)
-    last, _, _ = federation.named("multiply_moment")[-1]
-    assert "curvature" in last and "curvature" not in federation.named("multiply_moment")[-2][0]
-    ((_, each, _),) = federation.named("descend_moment")
+    assert [task.curvature for task in tasks(federation, "MultiplyMoment")] == [False] * 39 + [True]
+    (task,) = tasks(federation, "DescendMoment")
     x = np.concatenate([x for x, _ in as_float(data.train)])
     for h in range(3):
-        u = matrix(each["subspace"], 3)[h, 0]
+        u = matrix(task.subspace, 2)[h]
         values = np.linalg.eigvalsh(u @ (x.T @ x / len(x)) @ u.T)
-        assert float(each["rate"][h, 0]) == pytest.approx(values[0] / (2 * values[-1] ** 2), rel=1e-3)
-        assert float(each["least"][h, 0]) == pytest.approx(0.1 * values[0] * 2.0 / math.sqrt(2), rel=1e-3)
+        assert float(task.rate[h]) == pytest.approx(values[0] / (2 * values[-1] ** 2), rel=1e-3)
+        assert float(task.least[h]) == pytest.approx(0.1 * values[0] * 2.0 / math.sqrt(2), rel=1e-3)
 
 
 def test_the_scale_of_the_loss_does_not_matter():
@@ -201,12 +195,12 @@ def test_a_stopped_anchor_stays_and_when_all_have_stopped_nobody_is_asked():
     trace, federation = traced(settings, data.train)
     for before, after in itertools.pairwise(trace):
         assert (after.stopped | ~before.stopped).all()
-        same = (matrix(before.models) == matrix(after.models)).all(axis=2)
+        same = (matrix(before.models) == matrix(after.models)).all(axis=1)
         assert same[before.stopped].all()
     assert trace[-1].stopped.any()
     lazy = ct.MomentDescent(anchors=6, iterations=4, epsilon=100.0, separation=3.0)
     trace, federation = traced(lazy, data.train)
-    assert len(trace) == 5 and trace[1].stopped.all() and len(federation.named("descend_moment")) == 1
+    assert len(trace) == 5 and trace[1].stopped.all() and len(federation.named("DescendMoment")) == 1
     np.testing.assert_array_equal(thetas(trace)[0], thetas(trace)[-1])
 
 
@@ -214,18 +208,18 @@ def test_in_the_conference_version_an_anchor_below_the_threshold_is_asked_again_
     data = population(0, sizes=[12] * 60)
     common = {"anchors": 6, "iterations": 8, "clients": 12, "alpha": 1.0, "beta": 1.0, "separation": 2.0}
     trace, federation = traced(ct.MomentDescent(**common, epsilon=0.15, stopping="conference"), data.train)
-    asks = federation.named("descend_moment")
+    asks = tasks(federation, "DescendMoment")
     assert len(asks) == 8
-    for _, each, _ in asks:  # epsilon Delta, without alpha / sqrt(2), whoever has stopped before
-        np.testing.assert_allclose(each["least"], 0.3, rtol=1e-6)
-    stopped = np.array([anchors.stopped[0] for anchors in trace])
+    for task in asks:  # epsilon Delta, without alpha / sqrt(2), whoever has stopped before
+        np.testing.assert_allclose(task.least, 0.3, rtol=1e-6)
+    stopped = np.array([anchors.stopped for anchors in trace])
     theta = np.array(thetas(trace))
     went_on = stopped[1:-1] & ~stopped[2:]
     assert went_on.any()  # other clients are asked in each iteration, and find another residual
     moved = (theta[2:] != theta[1:-1]).any(axis=2)
     np.testing.assert_array_equal(moved, ~stopped[2:])
     for_good, _ = traced(ct.MomentDescent(**common, epsilon=0.15 * math.sqrt(2)), data.train)
-    stopped = np.array([anchors.stopped[0] for anchors in for_good])
+    stopped = np.array([anchors.stopped for anchors in for_good])
     assert stopped.any() and not (stopped[:-1] & ~stopped[1:]).any()
 
 
@@ -238,7 +232,10 @@ def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace
     ):
         _, federation = traced(chosen, data.train)
         assert len(federation.asks) == 1 + 3 * per_iteration
-        assert federation.asks[0][0] == "size"
+        assert type(federation.asks[0].task) is CountExamples
+    both = recorded(data.train)
+    traces(chosen, both, starts=2)
+    assert len(both.asks) == len(federation.asks)  # starts share every exchange
 
 
 # -- line 16 ----------------------------------------------------------------------------------------------
@@ -246,59 +243,62 @@ def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace
 
 def anchors_at(theta, heard=None):
     theta = np.asarray(theta, np.float32)
-    shape = theta.shape[:2]
-    heard = np.ones(shape, bool) if heard is None else np.asarray(heard)
-    return Anchors(np.zeros(shape, int), jnp.asarray(theta), np.zeros(shape), np.zeros(shape, bool), heard)
+    count = len(theta)
+    heard = np.ones(count, bool) if heard is None else np.asarray(heard)
+    return Anchors(np.zeros(count, int), jnp.asarray(theta), np.zeros(count), np.zeros(count, bool), heard)
 
 
 @given(st.integers(0, 10**6), st.floats(0.5, 4))
 @settings(max_examples=30, deadline=None)
 def test_with_a_separation_groups_are_chains_of_close_anchors(seed, separation):
-    theta = np.random.default_rng(seed).standard_normal((1, 9, 2))
-    label = np.array(groups(theta[0].astype(np.float32), separation))
+    theta = np.random.default_rng(seed).standard_normal((9, 2))
+    label = np.array(groups(theta.astype(np.float32), separation))
     sizes = {g: (label == g).sum() for g in dict.fromkeys(label)}
     largest = sorted(sizes, key=lambda g: -sizes[g])[:2]
     if len(sizes) < 2:
         with pytest.raises(LearnerError, match="in 1 groups, fewer than k=2"):
             anchors_at(theta).centres(2, separation)
         return
-    wanted = {tuple(theta[0, label == g].mean(axis=0).round(3)) for g in largest}
-    found = np.asarray(anchors_at(theta).centres(2, separation))[0]
+    wanted = {tuple(theta[label == g].mean(axis=0).round(3)) for g in largest}
+    found = np.asarray(anchors_at(theta).centres(2, separation))
     np.testing.assert_allclose(sorted(map(tuple, found)), sorted(wanted), atol=2e-3)
 
 
-def test_without_one_they_are_joined_into_k_groups_by_restart():
-    rng = np.random.default_rng(0)
-    true = np.array([[5.0, 0], [0, 5], [-5, 0]])
-    labels = np.array([[0, 0, 1, 2, 2, 2, 0], [2, 1, 0, 0, 0, 0, 0]])
-    theta = true[labels] + 0.3 * rng.standard_normal((2, 7, 2))
-    found = np.asarray(anchors_at(theta).centres(3))
-    for r, order in enumerate(([0, 1, 2], [2, 1, 0])):
-        wanted = [theta[r, labels[r] == j].mean(axis=0) for j in order]
-        np.testing.assert_allclose(found[r], wanted, rtol=1e-5)
+@pytest.mark.parametrize(
+    ("labels", "order"), [([0, 0, 1, 2, 2, 2, 0], [0, 1, 2]), ([2, 1, 0, 0, 0, 0, 0], [2, 1, 0])]
+)
+def test_without_one_they_are_joined_into_k_groups(labels, order):
+    true, labels = np.array([[5.0, 0], [0, 5], [-5, 0]]), np.array(labels)
+    theta = true[labels] + 0.3 * np.random.default_rng(0).standard_normal((7, 2))
+    wanted = [theta[labels == j].mean(axis=0) for j in order]  # in the order of their first members
+    np.testing.assert_allclose(anchors_at(theta).centres(3), wanted, rtol=1e-5)
 
 
 def test_anchors_that_never_answered_are_in_no_group():
-    theta = [[[0.0, 0], [9, 9], [1, 1], [9, 8], [50, 50]]]
-    found = np.asarray(anchors_at(theta, [[True, True, True, True, False]]).centres(2))[0]
+    theta = [[0.0, 0], [9, 9], [1, 1], [9, 8], [50, 50]]
+    found = np.asarray(anchors_at(theta, [True, True, True, True, False]).centres(2))
     np.testing.assert_allclose(found, [[0.5, 0.5], [9, 8.5]])
     with pytest.raises(LearnerError, match="1 anchors have answered, fewer than k=2"):
-        anchors_at(theta, [[True, False, False, False, False]]).centres(2)
+        anchors_at(theta, [True, False, False, False, False]).centres(2)
 
 
 # -- who are the anchors, who is asked --------------------------------------------------------------------
 
 
-def drawn(settings, shards, restarts=1, k=K):
-    """Who are the anchors, and who is asked in each iteration, without a run."""
-    federation = Recorded(shards)
-    run = Descent(settings, federation, federation.learner, table(restarts, k))
-    return run.anchors, run.asked
+def drawn(settings, shards, starts=1, k=K):
+    """Who are the anchors of each start, and who is asked in each iteration, without a run."""
+    server = server_of(ct.Simulation(shards, devices=jax.local_devices()[:1]), LEARNER)
+    sizes, anchors, asked = np.array(shards.sizes), [], []
+    for r in range(starts):
+        own = keys.numbered(server.start_key(r), 1)[0]
+        anchors.append(settings._anchors(server, own, sizes, k))
+        asked.append(settings._asked(server, sizes, anchors[-1]))
+    return np.array(anchors), asked
 
 
 def test_anchors_are_the_largest_clients_and_lots_decide_among_equals():
     sizes = np.array([3, 9, 9, 9, 9, 20, 1, 9, 30, 9])
-    anchors, _ = drawn(ct.MomentDescent(anchors=4), population(sizes=sizes).train, restarts=8)
+    anchors, _ = drawn(ct.MomentDescent(anchors=4), population(sizes=sizes).train, starts=8)
     assert anchors.shape == (8, 4)
     assert all(sorted(sizes[row]) == [9, 9, 20, 30] for row in anchors)
     assert len({frozenset(row) for row in anchors.tolist()}) > 3
@@ -308,7 +308,7 @@ def test_anchors_are_the_largest_clients_and_lots_decide_among_equals():
 def test_anchors_drawn_uniformly_are_any_clients_that_have_a_pair():
     sizes = np.array([3, 9, 9, 9, 9, 20, 1, 9, 30, 9])
     settings = ct.MomentDescent(anchors=4, draw="uniform")
-    anchors, _ = drawn(settings, population(sizes=sizes).train, restarts=200)
+    anchors, _ = drawn(settings, population(sizes=sizes).train, starts=200)
     assert anchors.shape == (200, 4) and all(len(set(row)) == 4 for row in anchors.tolist())
     times = np.bincount(anchors.ravel(), minlength=10)
     assert times[6] == 0  # a single example
@@ -334,7 +334,7 @@ def test_the_number_of_anchors(k, sizes, anchors, number):
 def test_anchors_by_id():
     data = population()
     named = Shards.from_lists(*zip(*data.train, strict=True), [f"c{i}" for i in range(len(SIZES))])
-    anchors, _ = drawn(ct.MomentDescent(anchors=["c9", "c4", "c11"]), named, restarts=2)
+    anchors, _ = drawn(ct.MomentDescent(anchors=["c9", "c4", "c11"]), named, starts=2)
     assert all(set(row) == {4, 9, 11} for row in anchors.tolist())
     anchors, _ = drawn(ct.MomentDescent(anchors=np.array([9, 4])), data.train)
     assert set(anchors[0].tolist()) == {4, 9}
@@ -342,21 +342,20 @@ def test_anchors_by_id():
 
 def test_clients_with_one_example_are_not_asked_for_pairs():
     able = [i for i, n in enumerate(SIZES) if n > 1]
-    _, asked = drawn(ct.MomentDescent(anchors=4), population().train)
+    _, (asked,) = drawn(ct.MomentDescent(anchors=4), population().train)
     assert [each.tolist() for each in asked] == [able] * 5
-    _, asked = drawn(ct.MomentDescent(anchors=4, clients=7), population().train)
+    _, (asked, other) = drawn(ct.MomentDescent(anchors=4, clients=7), population().train, starts=2)
     assert len({tuple(each) for each in asked}) == 5
     assert all(len(set(each)) == 7 and set(each) <= set(able) for each in asked)
+    np.testing.assert_array_equal(asked, other)  # the same for all starts, which share the exchange
 
 
 def test_fresh_clients_are_other_ones_in_each_iteration_and_no_anchors():
     settings = ct.MomentDescent(anchors=3, iterations=4, fresh=True)
-    anchors, asked = drawn(settings, population(sizes=[8] * 30).train, restarts=2)
-    everyone = np.concatenate(asked)
-    assert len(asked) == 4 and len(set(everyone.tolist())) == len(everyone) == 4 * (
-        (30 - len(set(anchors.ravel()))) // 4
-    )
-    assert not set(anchors.ravel()) & set(everyone)
+    for anchors, asked in zip(*drawn(settings, population(sizes=[8] * 30).train, starts=2), strict=True):
+        everyone = np.concatenate(asked)
+        assert len(asked) == 4 and len(set(everyone.tolist())) == len(everyone) == 4 * ((30 - 3) // 4)
+        assert not set(anchors) & set(everyone)
 
 
 # -- what must not matter ---------------------------------------------------------------------------------
@@ -366,43 +365,47 @@ def test_fresh_clients_are_other_ones_in_each_iteration_and_no_anchors():
 def test_the_order_of_the_clients_does_not_matter(more):
     data = population(1)
     settings = ct.MomentDescent(anchors=6, iterations=2, **more)
-    wanted, _ = traced(settings, data.train, restarts=2)
-    turned, _ = traced(settings, data.train[np.random.default_rng(0).permutation(len(SIZES))], restarts=2)
-    np.testing.assert_array_equal(wanted[0].ids, turned[0].ids)
-    np.testing.assert_allclose(matrix(wanted[-1].models), matrix(turned[-1].models), **CLOSE)
-    np.testing.assert_allclose(matrix(wanted[-1].centres(K)), matrix(turned[-1].centres(K)), **CLOSE)
+    order = np.random.default_rng(0).permutation(len(SIZES))
+    both = (traces(settings, recorded(shards), starts=2) for shards in (data.train, data.train[order]))
+    for wanted, turned in zip(*both, strict=True):
+        np.testing.assert_array_equal(wanted[0].ids, turned[0].ids)
+        np.testing.assert_allclose(matrix(wanted[-1].models), matrix(turned[-1].models), **CLOSE)
+        np.testing.assert_allclose(matrix(wanted[-1].centres(K)), matrix(turned[-1].centres(K)), **CLOSE)
 
 
-def test_neither_padding_nor_batches_nor_other_restarts_matter():
+def test_neither_padding_nor_batches_nor_other_starts_matter():
     data = population(2, sizes=[5, 6, 7, 9, 12])
     settings = ct.MomentDescent(anchors=3, iterations=1, subspace_iterations=2, alpha=1.0, beta=1.0)
     wanted = thetas(traced(settings, data.train)[0])[-1]
     spread, _ = traced(settings, data.train, batch=1, devices=None)
     np.testing.assert_allclose(thetas(spread)[-1], wanted, **CLOSE)
-    many, _ = traced(settings, data.train, restarts=3)
-    np.testing.assert_allclose(thetas(many)[-1], wanted, **CLOSE)
-    assert not np.allclose(thetas(many, 1)[-1], thetas(many, 2)[-1], atol=1e-2)
+    many = [thetas(trace)[-1] for trace in traces(settings, recorded(data.train), starts=3)]
+    np.testing.assert_allclose(many[0], wanted, **CLOSE)
+    assert not np.allclose(many[1], many[2], atol=1e-2)
 
 
 def test_the_call_gives_the_groups_of_the_last_iteration():
     data = population()
     settings = ct.MomentDescent(anchors=6)
-    trace, federation = traced(settings, data.train, restarts=2)
-    models = settings(federation, federation.learner, table(2))
-    assert matrix(models).shape == (2, K, DIM)
-    np.testing.assert_array_equal(matrix(models), matrix(trace[-1].centres(K)))
-    assert len(trace) == 1 + settings.iterations
+    federation = recorded(data.train)
+    both = traces(settings, federation, starts=2)
+    for trace, models in zip(both, started(federation, LEARNER, settings, K, starts=2), strict=True):
+        assert matrix(models).shape == (K, DIM)
+        np.testing.assert_array_equal(matrix(models), matrix(trace[-1].centres(K)))
+        assert len(trace) == 1 + settings.iterations
 
 
 def test_theta_0_is_the_models_own_or_normal_of_a_given_scale():
-    federation = Recorded(population(sizes=[4] * 10, dim=400).train)
+    federation = recorded(population(sizes=[4] * 10, dim=400).train)
 
     def first(**more):
-        descent = Descent(ct.MomentDescent(anchors=3, **more), federation, federation.learner, table(2))
-        return matrix(next(descent.steps()).models)
+        """Where the anchors of two starts begin, (starts, anchors, d)."""
+        lazy = ct.MomentDescent(anchors=3, iterations=1, subspace_iterations=2, **more)
+        return np.array([thetas(trace)[0] for trace in traces(lazy, federation, starts=2)])
 
-    fresh = ct.Random()(federation, federation.learner, table(2))
-    np.testing.assert_array_equal(first()[:, 0], matrix(fresh)[:, 0])
+    fresh = started(federation, LEARNER, ct.Random(), 1, starts=2)
+    for start, models in zip(first(), fresh, strict=True):
+        np.testing.assert_array_equal(start, np.repeat(matrix(models), 3, axis=0))
     start = first(scale=2.0)
     assert (start == start[:, :1]).all() and not np.allclose(start[0], start[1])
     np.testing.assert_allclose(np.linalg.norm(start, axis=2), 2, rtol=0.15)
@@ -419,52 +422,28 @@ def test_one_cluster_and_more_clusters_than_parameters(k, dim):
 # -- those who do not answer ------------------------------------------------------------------------------
 
 
-class Silent(Recorded):
-    """Some clients answer no ask of a task."""
-
-    def __init__(self, shards, task, silent):
-        super().__init__(shards)
-        self.task, self.silent = task, silent
-
-    def ask(self, task, broadcast=None, **options):
-        answers = super().ask(task, broadcast, **options)
-        if task.__name__ != self.task:
-            return answers
-        there = ~np.isin(np.asarray(answers.clients), self.silent)
-        answered = jnp.asarray(there.reshape(-1, *[1] * (answers.answered.ndim - 1))) & answers.answered
-        blank = jax.tree.map(lambda a: jnp.full_like(a, 77), (answers.report, answers.value))
-        answers = jax.tree.map(lambda a: a, answers)
-        object.__setattr__(answers, "answered", answered)
-        spoiled = jax.tree.map(
-            lambda a, b: jnp.where(stacked.expand(jnp.asarray(there), a), a, b),
-            (answers.report, answers.value),
-            blank,
-        )
-        object.__setattr__(answers, "report", spoiled[0])
-        object.__setattr__(answers, "value", spoiled[1])
-        return answers
+def but(task, *clients):
+    """Those clients answer no ask of a task."""
+    return lambda number, name: clients if name == task else []
 
 
 def test_an_anchor_that_does_not_answer_keeps_its_model():
     data = population()
     settings = ct.MomentDescent(anchors=6, iterations=2)
-    federation = Silent(data.train, "descend_moment", [9])
-    trace = settings.trace(federation, federation.learner, table())
-    quiet = trace[0].ids[0] == 9
-    assert quiet.sum() == 1 and not trace[-1].heard[0, quiet] and trace[-1].heard[0, ~quiet].all()
-    assert not trace[-1].stopped[0, quiet]
+    trace, _ = traced(settings, data.train, silent=but("DescendMoment", 9))
+    quiet = trace[0].ids == 9
+    assert quiet.sum() == 1 and not trace[-1].heard[quiet] and trace[-1].heard[~quiet].all()
+    assert not trace[-1].stopped[quiet]
     usual, _ = traced(settings, data.train)
     np.testing.assert_array_equal(thetas(trace)[-1][quiet], thetas(trace)[0][quiet])
     np.testing.assert_allclose(thetas(trace)[1][~quiet], thetas(usual)[1][~quiet], **CLOSE)
 
 
 def test_who_does_not_tell_its_size_is_no_anchor_but_is_asked_for_pairs():
-    data = population()
-    federation = Silent(data.train, "size", [9, 6])
     settings = ct.MomentDescent(anchors=6, iterations=1, alpha=1.0, beta=1.0)
-    trace = settings.trace(federation, federation.learner, table())
+    trace, federation = traced(settings, population().train, silent=but("CountExamples", 9, 6))
     assert 9 not in trace[0].ids
-    assert {9, 6} <= set(federation.named("multiply_moment")[0][2].tolist())
+    assert {9, 6} <= set(federation.named("MultiplyMoment")[0].clients.tolist())
 
 
 def test_it_gets_along_with_clients_that_drop_out():
@@ -479,7 +458,7 @@ def test_it_gets_along_with_clients_that_drop_out():
 
 def errors(anchors, data):
     """How far each anchor is from its own cluster's model."""
-    return np.linalg.norm(matrix(anchors.models) - data.models[data.truth[anchors.ids]], axis=2)
+    return np.linalg.norm(matrix(anchors.models) - data.models[data.truth[anchors.ids]], axis=1)
 
 
 def test_recovers_the_papers_mixture_in_100_dimensions():
@@ -487,16 +466,15 @@ def test_recovers_the_papers_mixture_in_100_dimensions():
     data = ct.data.mixed_regression(
         k=3, clients=200, examples=50, dim=100, noise=0.2, scale=2.0, proportions=[1 / 3] * 3, seed=0
     )
-    trace, federation = traced(ct.MomentDescent(anchors=12), data.train, k=3, batch=50)
+    trace, _ = traced(ct.MomentDescent(anchors=12), data.train, k=3, batch=50)
+    simulation = ct.Simulation(data.train, devices=jax.local_devices()[:1], batch=50)
     assert errors(trace[0], data).min() > 1.5
     assert errors(trace[-1], data).max() < 1
-    assert len(set(data.truth[trace[0].ids[0]].tolist())) == 3
+    assert len(set(data.truth[trace[0].ids].tolist())) == 3
     fedx = {"k": 3, "rounds": 40, "normalise": "cluster"}
     oracle, ours = (
-        ct.metrics.parameter_distance(
-            ct.FedX(**fedx, init=init).fit(federation.inner, LEARNER, chunk=20).models, data.models
-        )
-        for init in (data.models.astype(np.float32), stacked.take(trace[-1].centres(3), 0))
+        ct.metrics.parameter_distance(ct.FedX(**fedx, init=init).fit(simulation, LEARNER).models, data.models)
+        for init in (data.models.astype(np.float32), trace[-1].centres(3))
     )
     assert ours < 1.05 * oracle
 
@@ -519,10 +497,9 @@ def test_features_of_any_covariance():
     ys = [x @ models[z] + 0.2 * rng.standard_normal(40) for x, z in zip(xs, truth, strict=True)]
     shards = Shards.from_lists(xs, ys)
     trace, _ = traced(ct.MomentDescent(anchors=8, iterations=10), shards, batch=80)
-    error = np.linalg.norm(matrix(trace[-1].models)[0] - models[truth[trace[0].ids[0]]], axis=1)
+    error = np.linalg.norm(matrix(trace[-1].models) - models[truth[trace[0].ids]], axis=1)
     assert error.max() < 1 < 2 < np.linalg.norm(models[0] - models[1])
-    start = stacked.take(trace[-1].centres(2), 0)
-    found = ct.FedX(k=2, rounds=1, init=start).fit(ct.Simulation(shards, batch=80), LEARNER)
+    found = ct.FedX(k=2, rounds=1, init=trace[-1].centres(2)).fit(ct.Simulation(shards, batch=80), LEARNER)
     assert ct.metrics.misclustering(found.history.assignments()[0], truth) == 0
 
 
@@ -545,12 +522,13 @@ def test_logistic_regression():
 def test_the_subspace_survives_noise_that_hides_the_models():
     data = ct.data.mixed_regression(k=2, clients=400, examples=20, dim=20, noise=0.2, scale=2.0, seed=2)
     trace, federation = traced(ct.MomentDescent(anchors=4, iterations=1, noise=0.5), data.train)
-    ((_, each, _),) = federation.named("descend_moment")
+    (step,) = tasks(federation, "DescendMoment")
     sent = [
-        matrix(own[name], 3)[:, 0]  # (clients, anchors, d)
-        for _, own, _ in federation.named("multiply_moment")
-        for name in ("first", "second")
+        matrix(copy, 2)  # (clients, anchors, d)
+        for task in tasks(federation, "MultiplyMoment")
+        for copy in (task.first, task.second)
     ]
+    assert all(task.models is None for task in tasks(federation, "MultiplyMoment"))
     start = thetas(trace)[0]
     for copy in sent:
         assert np.linalg.norm(copy - start, axis=2).min() > 0.5  # about 2.2
@@ -559,7 +537,7 @@ def test_the_subspace_survives_noise_that_hides_the_models():
     assert abs(across) < 5 * 0.25 / np.sqrt(first.size)  # independent
     np.testing.assert_array_equal(sent[0], sent[3])  # exchanged in odd steps, but the same
     np.testing.assert_array_equal(sent[1], sent[2])
-    u = matrix(each["subspace"], 3)[0, 0]
+    u = matrix(step.subspace, 2)[0]
     residual = data.models - start[0]
     kept = np.linalg.norm(residual @ u.T, axis=1) / np.linalg.norm(residual, axis=1)
     assert (kept > 0.9).all()
@@ -574,20 +552,23 @@ def network(**more):
     data = population(sizes=[3, 12, 3, 12, 12, 12, 3, 12, 1, 3])
     shards = Shards.from_lists(*zip(*data.train, strict=True), NAMES)
     grid = InProcessGrid([app_of(LEARNER, shards[[i]]) for i in range(len(NAMES))])
-    learner = LEARNER.for_data(shards.spec)
     settings = ct.MomentDescent(**{"anchors": 4, "iterations": 2} | more)
-    simulated = settings(Recorded(shards), learner, table(2))
-    flower = FlowerFederation(grid, min_clients=len(NAMES), poll=0.001).with_learner(learner)
-    return settings, simulated, settings(flower, learner, table(2)), grid, shards
+    flower = FlowerFederation(grid, min_clients=len(NAMES), poll=0.001)
+    flower = flower.with_learner(LEARNER.for_data(shards.spec))
+    simulated, real = (
+        np.array([matrix(models) for models in started(federation, LEARNER, settings, K, starts=2)])
+        for federation in (recorded(shards), flower)
+    )
+    return settings, simulated, real, grid, shards
 
 
 @pytest.mark.parametrize("more", [{}, {"noise": 0.2, "estimator": "two", "alpha": 0.8, "beta": 1.1}])
 def test_over_flower_it_is_the_same_and_only_models_travel(more):
     settings, simulated, real, grid, shards = network(**more)
-    np.testing.assert_allclose(matrix(real), matrix(simulated), **CLOSE)
+    np.testing.assert_allclose(real, simulated, **CLOSE)
     assert grid.asks() == 1 + settings.iterations * (settings.subspace_iterations + 1)
     rows = np.concatenate([x for x, _ in shards])
-    largest = 2 * settings.anchors * K * DIM  # restarts, anchors, k, d
+    largest = 2 * settings.anchors * K * DIM  # starts, anchors, k, d
     seen = 0
     for name, node in zip(NAMES, grid.nodes.values(), strict=True):
         heard = [message.content for message in node.heard if message.metadata.message_type == "query.ask"]
@@ -605,10 +586,10 @@ def test_over_flower_it_is_the_same_and_only_models_travel(more):
                 assert not any(other in words for other in NAMES if other != name)
         asked = [content["ask"]["task"] for content in heard]
         size = shards.sizes[NAMES.index(name)]
-        assert asked.count("size") == 1
-        assert ("descend_moment" in asked) <= (size >= 9)  # only anchors
-        assert (size < 11) or asked.count("descend_moment") == 2
-        assert ("multiply_moment" in asked) == (size >= 2)
+        assert asked.count("CountExamples") == 1
+        assert ("DescendMoment" in asked) <= (size >= 9)  # only anchors
+        assert (size < 11) or asked.count("DescendMoment") == 2
+        assert ("MultiplyMoment" in asked) == (size >= 2)
     assert seen > 100
 
 

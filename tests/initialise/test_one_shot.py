@@ -2,14 +2,16 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
-from references import ifca, local_update
+from support.exchanges import alone, carried_out, server_of
+from support.references import ifca, local_update
 
 import coterie as ct
-from coterie import keys
 from coterie.errors import LearnerError, SettingError
 from coterie.initialise.one_shot import OneShot, k_means
+from coterie.initialise.random import fresh_model
 from coterie.models import stacked
 
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
@@ -17,6 +19,15 @@ LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
 
 def population(seed=0):
     return ct.data.mixed_regression(k=3, clients=24, examples=25, dim=6, noise=0.1, scale=3.0, seed=seed)
+
+
+def models_alone(shards, seed, rounds):
+    """w_{i,T}: all start from the same fresh model."""
+    server = server_of(ct.Simulation(shards), LEARNER, seed)
+    one = jax.tree.map(lambda a: a[None], fresh_model(server, server.start_key(0)))
+    first = np.asarray(stacked.to_matrix(one), float)[0]
+    clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in shards]
+    return np.array([local_update(first, x, y, 0.05, 5 * rounds) for x, y in clients])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -46,6 +57,27 @@ def test_one_shot_k_means_trains_each_group_by_its_members_alone():
         members = np.flatnonzero(found.assignment == j)
         after, _, _ = ifca([clients[i] for i in members], before[[j]], 0.05, 5, [range(len(members))])
         np.testing.assert_allclose(stacked.to_matrix(found.models)[j], after[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_without_rounds_it_is_local_k_means(seed):
+    """A baseline of the SR-FCA paper: "local models clustered by KMeans on model weights".
+
+    It "performs only a single round of communication, at the end of training".
+    """
+    data = population(seed)
+    found = ct.OneShotKMeans(k=3, rounds=0, alone=4).fit(data.train, LEARNER, seed=seed)
+    own = models_alone(data.train, seed, 4)
+    labels = k_means(own, 3, 0)
+    assert ct.metrics.misclustering(found.assignment, labels) == 0
+    means = np.array([own[found.assignment == j].mean(axis=0) for j in range(3)])
+    np.testing.assert_allclose(stacked.to_matrix(found.models), means, rtol=1e-4, atol=1e-5)
+    # models travel once, from the clients; in the end they are told those of the groups, and tell losses
+    assert len(found.history) == 0
+    one_shot, finish = found.history.events
+    assert (one_shot.name, one_shot.asks, one_shot.updates) == ("one-shot", 1, 24 * 4)
+    assert one_shot.bytes_up == 24 * (6 * 4 + 4 * 4)  # the model, and the loss before each local update
+    assert (finish.name, finish.asks, finish.bytes_up, finish.updates) == ("finish", 1, 24 * 3 * 4, 0)
 
 
 def test_its_groups_are_never_corrected():
@@ -101,16 +133,12 @@ def found():
 
 def test_without_k_it_is_the_number_with_the_highest_silhouette(found):
     data = population(1)
-    start = ct.Random()(
-        ct.Simulation(data.train), LEARNER.for_data(data.train.spec), keys.grid(keys.purpose(1, "init"), 1, 1)
-    )
-    first = np.asarray(stacked.to_matrix(stacked.take(start, 0)), float)[0]
-    alone = np.array([local_update(first, np.asarray(x), np.asarray(y), 0.05, 50) for x, y in data.train])
+    own = models_alone(data.train, 1, 10)
     event, _ = found.history.events
     told = event.details["silhouettes"]
     assert list(told) == ["2", "3", "4", "5", "6"]
     for number in (2, 3):  # with more groups than there are, k-means may end here or there
-        wanted = silhouette(alone, k_means(alone, number, 0).tolist())
+        wanted = silhouette(own, k_means(own, number, 0).tolist())
         assert told[str(number)] == pytest.approx(wanted, rel=1e-3)
     assert found.k == int(max(told, key=told.get)) == 3
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
@@ -154,23 +182,31 @@ def test_clients_that_are_all_alike_have_no_silhouette():
     [
         ({"most": 1}, 24, "most must be at least 2 clusters, not 1"),
         ({}, 2, "a silhouette needs at least 3 clients, and there are 2: give k"),
+        ({"rounds": -1}, 24, "rounds must be at least 0, not -1"),
         ({"alone": 0}, 24, "rounds must be at least 1, not 0"),
         ({"k": 30}, 24, "k=30 clusters need at least as many clients"),
     ],
 )
 def test_impossible_settings_are_refused(settings, clients, words):
     with pytest.raises(SettingError, match=words):
-        ct.OneShotKMeans(rounds=1, **settings).fit(population().train[np.arange(clients)], LEARNER)
+        ct.OneShotKMeans(**{"rounds": 1, **settings}).fit(population().train[np.arange(clients)], LEARNER)
 
 
-def test_of_several_numbers_all_restarts_take_the_first_ones():
+def test_starts_side_by_side_find_groups_of_their_own():
     data = population(1)
     federation = ct.Simulation(data.train).with_learner(LEARNER)
-    learner = LEARNER.for_data(data.train.spec)
-    both = OneShot(10).grouped(federation, learner, keys.grid(keys.purpose(1, "init"), 2, 1), range(2, 5))
-    assert both.k == 3 and both.labels.shape == (2, 24) and both.silhouettes.keys() == {2, 3, 4}
-    for labels in both.labels:
-        assert ct.metrics.misclustering(labels, data.truth) == 0
+    server = server_of(federation, LEARNER, seed=1)
+    each = [OneShot(2).grouped(server, server.start_key(r), range(2, 5)) for r in range(2)]
+    found = carried_out(federation, *each)
+    for r, groups in enumerate(found):
+        assert groups.k == 3 and groups.labels.shape == (24,) and groups.silhouettes.keys() == {2, 3, 4}
+        assert ct.metrics.misclustering(groups.labels, data.truth) == 0
+        single = alone(federation, OneShot(2).grouped(server, server.start_key(r), range(2, 5)))
+        np.testing.assert_allclose(
+            stacked.to_matrix(groups.models), stacked.to_matrix(single.models), rtol=1e-4, atol=1e-5
+        )
+    one, other = (np.asarray(stacked.to_matrix(groups.models)) for groups in found)
+    assert np.abs(one - other).max() > 1e-3  # after so short a time it matters where they began
 
 
 def test_two_groups_at_most_are_two_groups():
@@ -195,9 +231,9 @@ def test_a_client_whose_own_training_diverges_is_as_one_that_did_not_answer():
     xs, ys = map(list, zip(*data.train, strict=True))
     xs[0] = xs[0] * 1e10
     train = ct.Shards.from_lists(xs, ys)
-    learner = LEARNER.for_data(train.spec)
-    federation = ct.Simulation(train).with_learner(learner)
-    groups = OneShot(20).grouped(federation, learner, keys.grid(keys.purpose(1, "init"), 1, 3), [3])
-    assert groups.labels[0, 0] == -1
-    assert ct.metrics.misclustering(groups.labels[0, 1:], data.truth[1:]) == 0
-    assert np.isfinite(stacked.to_matrix(stacked.take(groups.models, 0))).all()
+    federation = ct.Simulation(train).with_learner(LEARNER)
+    server = server_of(federation, LEARNER, seed=1)
+    groups = alone(federation, OneShot(20).grouped(server, server.start_key(0), [3]))
+    assert groups.labels[0] == -1
+    assert ct.metrics.misclustering(groups.labels[1:], data.truth[1:]) == 0
+    assert np.isfinite(stacked.to_matrix(groups.models)).all()

@@ -362,3 +362,28 @@ def test_a_rule_without_an_optimiser_is_abstract():
 def test_impossible_settings_of_sgd_are_refused(how, sentence):
     with pytest.raises(SettingError, match=sentence):
         ct.SGD(**{"lr": 0.1, "steps": 1, **how})
+
+
+@pytest.mark.parametrize(
+    "local, sentence",
+    [
+        (ct.SGD(0.1, steps=2), "more than one step"),
+        (ct.SGD(0.1, epochs=1, batch_size=5), "and epochs of the local update"),
+        (ct.SGD(0.1, steps=1, momentum=0.9), "momentum"),
+        (ct.SGD(0.1, steps=1, weight_decay=0.1), "weight_decay"),
+        (ct.SGD(0.1, steps=1, clip=1.0), "clip"),
+        (ct.SGD(0.1, steps=1, proximal=0.1), "the proximal term"),
+        (ct.Proximal(0.1, steps=1), "the proximal term"),
+        (ct.Optax(optax.sgd(0.1), steps=1), "averaging gradients needs a step size"),
+    ],
+)
+def test_a_server_that_takes_the_steps_itself_refuses_what_it_would_ignore(local, sentence):
+    with pytest.raises(SettingError, match=f"{sentence}.*SGD\\(lr=..., steps=1\\)"):
+        local.check_single_step()
+
+
+def test_a_server_may_take_plain_steps_itself():
+    local = ct.SGD(0.1, steps=1, decay=0.5, batch_size=3)
+    local.check_single_step()
+    assert local.step_size() == (jnp.float32(0.1), 0.5)
+    assert ct.Optax(optax.sgd(0.1), steps=1).step_size() == (None, None)

@@ -4,15 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bare_model import Theta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
-from references_moments import anchor_step, eps, pairs, weight
+from support.bare_model import Theta
+from support.references_moments import anchor_step, eps, pairs, weight
 
 import coterie as ct
-from coterie.learn import moments, tasks
+from coterie.learn.moments import DescendMoment, MultiplyMoment
 from coterie.learn.shard import Shard
+from coterie.learn.task import Client
+from coterie.learn.tasks import CountExamples
 from coterie.models import stacked
 
 D, K, ANCHORS, CAPACITY = 4, 2, 3, 9
@@ -22,13 +24,19 @@ KEY = jax.random.key(3)
 LEARNER = ct.Learner(Theta(), "half_squared")
 
 
-def compiled(task, learner=LEARNER):
-    return jax.jit(lambda *arguments: task(learner, *arguments))
+@jax.jit
+def reply_of(task, shard, key=KEY, learner=LEARNER):
+    return task(Client(learner, shard, key))
 
 
-examples_of, multiply_moment, descend_moment = map(
-    compiled, (tasks.size, moments.multiply_moment, moments.descend_moment)
-)
+def multiply(directions, shard, models=None, first=None, second=None, **how):
+    sent = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (directions, models, first, second))
+    return reply_of(MultiplyMoment(*sent, **how), shard)
+
+
+def descend(shard, model, subspace, rate=0.5, least=0.0, power_iterations=2000, key=KEY, **how):
+    own = [jnp.asarray(value, jnp.float32) for value in (model, subspace, rate, least)]
+    return reply_of(DescendMoment(*own, power_iterations=power_iterations, **how), shard, key)
 
 
 def problem(seed):
@@ -48,28 +56,25 @@ def product(first, second, directions, estimator):
 
 
 SIZES = st.integers(1, CAPACITY)
-ESTIMATORS = st.sampled_from(["pairs", "two"])
+TWO = {"pairs": None, "two": (0, 1)}
+ESTIMATORS = st.sampled_from(sorted(TWO))
 
 
 def test_a_client_says_how_many_examples_it_has():
     x, y, *_ = problem(0)
-    reply = examples_of(None, None, shard(x, y, 5), KEY)
-    assert reply.report.keys() == {"examples"} and reply.report["examples"] == 5 and reply.value is None
+    reply = reply_of(CountExamples(), shard(x, y, 5))
+    assert stacked.named(reply.report) == {"examples": 5} and reply.value is None
 
 
 @given(SIZES, st.integers(0, 10**6), ESTIMATORS, st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_a_product_is_the_mean_over_pairs_of_examples(size, seed, estimator, own_models):
     x, y, models, directions = problem(seed)
-    broadcast = {"directions": jnp.asarray(directions)}
     if not own_models:
         models[1] = models[0]
-        broadcast["models"] = jnp.asarray(models[0])
-    if estimator == "two":
-        broadcast["two"] = jnp.array([0, 1])
-    each = {"first": jnp.asarray(models[0]), "second": jnp.asarray(models[1])} if own_models else None
-    reply = multiply_moment(broadcast, each, shard(x, y, size), KEY)
-    assert reply.value.keys() == {"product"} and reply.report == {}
+    given = {"first": models[0], "second": models[1]} if own_models else {"models": models[0]}
+    reply = multiply(directions, shard(x, y, size), **given, two=TWO[estimator])
+    assert reply.value.keys() == {"product"} and reply.report is None
     assert reply.weight == weight(size, estimator)
     assert np.isfinite(reply.value["product"]).all()
     if size >= 2:
@@ -81,8 +86,7 @@ def test_a_product_is_the_mean_over_pairs_of_examples(size, seed, estimator, own
 
 def test_the_transposed_product_of_two_examples_exchanges_them():
     x, y, models, directions = problem(1)
-    broadcast = {"directions": jnp.asarray(directions), "models": jnp.asarray(models[0])}
-    reply = multiply_moment(broadcast | {"two": jnp.array([1, 0])}, None, shard(x, y, 4), KEY)
+    reply = multiply(directions, shard(x, y, 4), models[0], two=(1, 0))
     a, b = eps(x[:2], y[:2], models[0, 1])
     np.testing.assert_allclose(
         reply.value["product"][1], directions[1] @ np.outer(b, a), rtol=1e-4, atol=1e-4
@@ -93,14 +97,17 @@ def test_the_transposed_product_of_two_examples_exchanges_them():
 @pytest.mark.parametrize("estimator", ["pairs", "two"])
 def test_padding_changes_nothing(size, estimator):
     x, y, models, directions = problem(2)
-    broadcast = {"directions": jnp.asarray(directions), "models": jnp.asarray(models[0])}
-    broadcast |= {"curvature": jnp.asarray(True)} | ({"two": jnp.array([0, 1])} if estimator == "two" else {})
-    each = {"model": models[0, 0], "subspace": directions[0], "rate": 0.5, "least": 0.0}
-    asked = {"power_iterations": 30} | ({"two": True} if estimator == "two" else {})
     bare, padded, other = shard(x[:size], y[:size], size), shard(x, y, size), shard(x.copy(), y.copy(), size)
     other = Shard(other.x.at[size:].set(1e3), other.y.at[size:].set(-1e3), other.size)
-    for task, ask, own in ((multiply_moment, broadcast, None), (descend_moment, asked, each)):
-        wanted, *found = (task(ask, own, content, KEY) for content in (bare, padded, other))
+
+    def both(content):
+        disjoint = estimator == "two"
+        return (
+            multiply(directions, content, models[0], two=TWO[estimator], curvature=True),
+            descend(content, models[0, 0], directions[0], power_iterations=30, disjoint=disjoint),
+        )
+
+    for wanted, *found in zip(*map(both, (bare, padded, other)), strict=True):
         for reply in found:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), reply, wanted)
 
@@ -108,8 +115,7 @@ def test_padding_changes_nothing(size, estimator):
 def test_pairs_are_counted_beyond_32_bit_integers():
     n = 60_000
     x, y = np.ones((n, 1), np.float32), np.ones(n, np.float32)
-    broadcast = {"directions": jnp.ones((1, 1, 1)), "models": jnp.zeros((1, 1))}
-    reply = multiply_moment(broadcast, None, shard(x, y, n), KEY)
+    reply = multiply(np.ones((1, 1, 1)), shard(x, y, n), np.zeros((1, 1)))
     assert reply.value["product"].item() == pytest.approx(1, rel=1e-2) and reply.weight == n
 
 
@@ -120,10 +126,10 @@ def test_all_pairs_are_unbiased(seed):
     theta, clients = np.array([1.0, -0.5, 0.25]), 20_000
     x = rng.standard_normal((clients, 3, 3)) * [1, 1.5, 0.5]
     y = x @ theta + 0.3 * rng.standard_normal((clients, 3))
-    broadcast = {"directions": jnp.eye(3)[None], "models": jnp.zeros((1, 3))}
+    task = MultiplyMoment(jnp.eye(3)[None], jnp.zeros((1, 3)))
 
     def one(x, y):
-        return moments.multiply_moment(LEARNER, broadcast, None, Shard(x, y, jnp.asarray(3)), KEY).value
+        return task(Client(LEARNER, Shard(x, y, jnp.asarray(3)), KEY)).value
 
     each = np.asarray(jax.jit(jax.vmap(one))(jnp.float32(x), jnp.float32(y))["product"])[:, 0]
     g = np.diag([1, 2.25, 0.25]) @ theta
@@ -136,8 +142,7 @@ def test_all_pairs_are_unbiased(seed):
 
 def test_curvature_is_the_features_second_moment_along_the_directions():
     x, y, models, directions = problem(4)
-    broadcast = {"directions": jnp.asarray(directions), "models": jnp.asarray(models[0])}
-    reply = multiply_moment(broadcast | {"curvature": jnp.asarray(True)}, None, shard(x, y, 6), KEY)
+    reply = multiply(directions, shard(x, y, 6), models[0], curvature=True)
     for h in range(ANCHORS):
         wanted = directions[h] @ (x[:6].T @ x[:6] / 6) @ directions[h].T
         np.testing.assert_allclose(reply.value["curvature"][h], wanted, rtol=1e-4, atol=1e-5)
@@ -152,8 +157,7 @@ def test_for_any_loss_eps_is_minus_the_gradient_of_one_example():
     directions = jax.tree.map(lambda *a: jnp.stack(a), *directions)
     one = jax.tree.map(lambda a: a[None], (model, directions))
     content = shard(*data.client(0), 5)
-    broadcast = {"directions": one[1], "models": one[0], "curvature": jnp.asarray(True)}
-    reply = compiled(moments.multiply_moment, learner)(broadcast, None, content, KEY)
+    reply = reply_of(MultiplyMoment(one[1], one[0], curvature=True), content, learner=learner)
 
     flat, back = ravel_pytree(model)
     rows = stacked.to_matrix(directions)
@@ -177,11 +181,9 @@ def orthonormal(directions):
 def test_a_step_is_that_of_lines_11_to_15(size, seed, estimator, least):
     x, y, models, directions = problem(seed)
     theta, u = models[0, 0], orthonormal(directions[0])
-    each = {"model": jnp.asarray(theta), "subspace": jnp.asarray(u), "rate": 0.4, "least": least}
-    broadcast = {"power_iterations": 2000} | ({"two": True} if estimator == "two" else {})
-    reply = descend_moment(broadcast, each, shard(x, y, size), KEY)
+    reply = descend(shard(x, y, size), theta, u, 0.4, least, disjoint=estimator == "two")
     wanted, stopped = anchor_step(x[:size], y[:size], theta.astype(float), u.T, estimator, 0.4, least)
-    sigma = float(reply.report["sigma"])
+    sigma = float(reply.report.sigma)
     if abs(sigma - least) > 1e-3:  # else rounding decides
         assert stopped == (not sigma > least)
         np.testing.assert_allclose(reply.value, wanted, rtol=1e-2, atol=1e-2)
@@ -191,39 +193,36 @@ def test_a_step_goes_towards_the_truth_whatever_sign_the_power_iteration_ends_wi
     rng = np.random.default_rng(0)
     x = rng.standard_normal((200, D)).astype(np.float32)
     truth = np.array([1, -2, 0, 0], np.float32)
-    each = {"model": jnp.zeros(D), "subspace": jnp.eye(D)[:2], "rate": 0.5, "least": 0.0}
     for seed in range(6):
-        reply = descend_moment({"power_iterations": 50}, each, shard(x, x @ truth, 200), jax.random.key(seed))
+        at, key = shard(x, x @ truth, 200), jax.random.key(seed)
+        reply = descend(at, np.zeros(D), np.eye(D)[:2], power_iterations=50, key=key)
         np.testing.assert_allclose(reply.value, truth / 2, atol=0.35)
-        assert reply.report["sigma"] == pytest.approx(np.linalg.norm(truth), rel=0.2)
+        assert reply.report.sigma == pytest.approx(np.linalg.norm(truth), rel=0.2)
 
 
 @pytest.mark.parametrize("unit", [1e-5, 1e5])
 def test_features_in_any_unit(unit):
     x, y, models, directions = problem(6)
     u = orthonormal(directions[0])
-    each = {"model": models[0, 0], "subspace": u, "rate": 1.0, "least": 0.0}
-    wanted = descend_moment({"power_iterations": 500}, each, shard(x, y, 8), KEY)
-    each |= {"model": models[0, 0] / unit, "rate": unit**-2}
-    reply = descend_moment({"power_iterations": 500}, each, shard(x * unit, y, 8), KEY)
-    assert wanted.report["sigma"] > 0.3
-    np.testing.assert_allclose(reply.report["sigma"], wanted.report["sigma"] * unit, rtol=1e-3)
+    wanted = descend(shard(x, y, 8), models[0, 0], u, 1.0, power_iterations=500)
+    reply = descend(shard(x * unit, y, 8), models[0, 0] / unit, u, unit**-2, power_iterations=500)
+    assert wanted.report.sigma > 0.3
+    np.testing.assert_allclose(reply.report.sigma, wanted.report.sigma * unit, rtol=1e-3)
     np.testing.assert_allclose(reply.value * unit, wanted.value, rtol=1e-3, atol=1e-3)
 
 
 def test_an_anchor_stops_where_its_moment_is_negative():
     """Two examples whose residuals point in opposite directions."""
     x, y = np.eye(2, dtype=np.float32)[[0, 0]], np.array([1.0, -1.0], np.float32)
-    each = {"model": jnp.zeros(2), "subspace": jnp.eye(2)[:1], "rate": 0.5, "least": 0.0}
-    reply = descend_moment({"power_iterations": 5}, each, shard(x, y, 2), KEY)
-    assert reply.report["sigma"] == 0 and (np.asarray(reply.value) == 0).all()
+    reply = descend(shard(x, y, 2), np.zeros(2), np.eye(2)[:1], power_iterations=5)
+    assert reply.report.sigma == 0 and (np.asarray(reply.value) == 0).all()
 
 
 def test_nothing_is_divided_by_zero_where_there_is_no_residual():
     x, *_ = problem(0)
-    each = {"model": jnp.ones(D), "subspace": jnp.eye(D)[:2], "rate": 0.5, "least": 0.0}
     for size in (1, 5):
-        reply = descend_moment({"power_iterations": 5}, each, shard(x, x @ np.ones(D, np.float32), size), KEY)
+        at = shard(x, x @ np.ones(D, np.float32), size)
+        reply = descend(at, np.ones(D), np.eye(D)[:2], power_iterations=5)
         np.testing.assert_allclose(reply.value, 1, atol=1e-5)
 
 
@@ -232,9 +231,8 @@ def test_nothing_is_divided_by_zero_where_there_is_no_residual():
 def test_parts_of_the_examples_are_disjoint_and_of_one_size(number, estimator):
     x, y, models, directions = problem(7)
     u = orthonormal(directions[0])
-    each = {"model": models[0, 0], "subspace": u, "rate": 0.5, "least": 0.0}
-    asked = {"power_iterations": 2000} | ({"two": True} if estimator == "two" else {})
-    reply = descend_moment(asked | {"part": jnp.array([number, 3])}, each, shard(x, y, 8), KEY)
+    how = {"disjoint": estimator == "two"}
+    reply = descend(shard(x, y, 8), models[0, 0], u, part=jnp.array([number, 3]), **how)
     mine = [number, number + 3]  # dealt out in turn; two are left over
-    wanted = descend_moment(asked, each, shard(x[mine], y[mine], 2), KEY)
+    wanted = descend(shard(x[mine], y[mine], 2), models[0, 0], u, **how)
     np.testing.assert_allclose(reply.value, wanted.value, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import fedprox_step
+from support.references import fedprox_step
 
 import coterie as ct
 from coterie.errors import SettingError

@@ -1,21 +1,20 @@
 """What a client of a soft clustering can be asked, against NumPy on linear regression."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bare_model import Theta
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bare_model import Theta
 
 import coterie as ct
-from coterie.federation.flower import JaxClient, Own, wire
-from coterie.learn import soft
-from coterie.learn.known import TASKS
+from coterie.flower import JaxClient, Own, wire
+from coterie.learn.catalogue import TASKS
 from coterie.learn.local import Objective, Pull
 from coterie.learn.shard import Shard
+from coterie.learn.soft import CountNearest, TrainBetween
+from coterie.learn.task import Client
 from coterie.models import stacked
 
 K, D, CAPACITY = 3, 4, 9
@@ -23,13 +22,16 @@ KEY = jax.random.key(3)
 LR, STEPS, DECAY = 0.05, 4, 0.5
 
 
-def compiled(task, model=None, local=None):
-    learner = ct.Learner(model or Theta(), "squared", local or ct.SGD(LR, steps=STEPS, decay=DECAY))
-    return partial(jax.jit(lambda *arguments: task(*arguments, KEY)), learner)
+LEARNER = ct.Learner(Theta(), "squared", ct.SGD(LR, steps=STEPS, decay=DECAY))
 
 
-count_nearest = compiled(soft.count_nearest)
-train_between = compiled(soft.train_between)
+@jax.jit
+def reply_of(task, shard, learner=LEARNER):
+    return task(Client(learner, shard, KEY))
+
+
+def count_nearest(models, shard):
+    return reply_of(CountNearest(jnp.asarray(models)), shard)
 
 
 def problem(size, seed=0):
@@ -54,18 +56,18 @@ def test_every_example_counts_for_the_model_that_fits_it_best(size, seed):
         losses = [float(y[i] - x[i] @ model) ** 2 for model in models]
         counts[int(np.argmin(losses))] += 1
         total += losses
-    reply = count_nearest({"models": jnp.asarray(models)}, None, shard)
-    assert reply.report["counts"].tolist() == counts.tolist()
-    assert reply.report["counts"].dtype == jnp.int32
-    np.testing.assert_allclose(reply.report["losses"], total / size, rtol=1e-4)
+    reply = count_nearest(models, shard)
+    assert reply.report.counts.tolist() == counts.tolist()
+    assert reply.report.counts.dtype == jnp.int32
+    np.testing.assert_allclose(reply.report.losses, total / size, rtol=1e-4)
     assert reply.value is None
 
 
 def test_the_first_of_equal_models_counts():
     _, _, models, shard = problem(7)
-    reply = count_nearest({"models": jnp.asarray(models[[1, 1, 1]])}, None, shard)
-    assert reply.report["counts"].tolist() == [7, 0, 0]
-    twice = count_nearest({"models": jnp.asarray(models[[0, 1, 1]])}, None, shard).report["counts"]
+    reply = count_nearest(models[[1, 1, 1]], shard)
+    assert reply.report.counts.tolist() == [7, 0, 0]
+    twice = count_nearest(models[[0, 1, 1]], shard).report.counts
     assert twice[2] == 0 and twice[1] > 0 and twice.sum() == 7
 
 
@@ -73,16 +75,16 @@ def test_the_first_of_equal_models_counts():
 def test_a_model_that_diverged_fits_no_example(broken):
     _, _, models, shard = problem(8)
     others = [j for j in range(K) if j != broken]
-    alone = count_nearest({"models": jnp.asarray(models[[*others, others[1]]])}, None, shard)
+    alone = count_nearest(models[[*others, others[1]]], shard)
     models[broken] = np.nan
-    counts = count_nearest({"models": jnp.asarray(models)}, None, shard).report["counts"]
+    counts = count_nearest(models, shard).report.counts
     assert counts[broken] == 0
-    assert counts[np.array(others)].tolist() == alone.report["counts"][:2].tolist()
+    assert counts[np.array(others)].tolist() == alone.report.counts[:2].tolist()
 
 
 def test_examples_that_no_model_fits_count_for_the_first():
     _, _, models, shard = problem(8)
-    counts = count_nearest({"models": jnp.full_like(models, jnp.nan)}, None, shard).report["counts"]
+    counts = count_nearest(jnp.full_like(models, jnp.nan), shard).report.counts
     assert counts.tolist() == [8, 0, 0]
 
 
@@ -115,7 +117,7 @@ def lots(seed):
 
 
 def asked(centres, own, pulls, round_=0):
-    return {"models": centres, "round": jnp.asarray(round_)}, {"model": own, "pulls": jnp.asarray(pulls)}
+    return TrainBetween(centres, jnp.asarray(round_), own, jnp.asarray(pulls))
 
 
 @given(st.integers(1, CAPACITY), st.integers(0, 10**6), st.integers(0, 2))
@@ -123,19 +125,19 @@ def asked(centres, own, pulls, round_=0):
 def test_a_clients_own_model_goes_down_between_the_centres(size, seed, round_):
     x, y, centres, shard = problem(size, seed)
     own, pulls = lots(seed)
-    reply = train_between(*asked(jnp.asarray(centres), jnp.asarray(own), 3 * pulls, round_), shard)
+    reply = reply_of(asked(jnp.asarray(centres), jnp.asarray(own), 3 * pulls, round_), shard)
     wanted = descent(own, x[:size], y[:size], centres, 3 * pulls, LR * DECAY**round_)
     np.testing.assert_allclose(reply.value, wanted, rtol=1e-4, atol=1e-5)
     # the loss is that before the update, without what draws it elsewhere
     loss = np.mean((y[:size] - x[:size] @ own) ** 2)
-    np.testing.assert_allclose(reply.report["loss"], loss, rtol=1e-4)
+    np.testing.assert_allclose(reply.report.loss, loss, rtol=1e-4)
     assert reply.cluster == 0 and reply.weight == 1
 
 
 def test_without_a_pull_it_trains_alone():
     x, y, centres, shard = problem(6)
     own, _ = lots(0)
-    reply = train_between(*asked(jnp.asarray(centres), jnp.asarray(own), np.zeros(K, np.float32)), shard)
+    reply = reply_of(asked(jnp.asarray(centres), jnp.asarray(own), np.zeros(K, np.float32)), shard)
     wanted = descent(own, x[:6], y[:6], centres, np.zeros(K), LR)
     np.testing.assert_allclose(reply.value, wanted, rtol=1e-4, atol=1e-5)
 
@@ -143,8 +145,8 @@ def test_without_a_pull_it_trains_alone():
 def test_the_rules_own_proximal_term_is_added():
     x, y, centres, shard = problem(6)
     own, pulls = lots(0)
-    train = compiled(soft.train_between, local=ct.SGD(LR, steps=STEPS, proximal=2.5))
-    reply = train(*asked(jnp.asarray(centres), jnp.asarray(own), pulls), shard)
+    learner = ct.Learner(Theta(), "squared", ct.SGD(LR, steps=STEPS, proximal=2.5))
+    reply = reply_of(asked(jnp.asarray(centres), jnp.asarray(own), pulls), shard, learner)
     wanted = descent(own, x[:6], y[:6], centres, pulls, LR, proximal=2.5)
     np.testing.assert_allclose(reply.value, wanted, rtol=1e-4, atol=1e-5)
     assert np.abs(wanted - descent(own, x[:6], y[:6], centres, pulls, LR)).max() > 0.01
@@ -161,13 +163,12 @@ def test_proximal_finds_the_minimum(model, tolerance):
     spec = ct.Shards.from_lists([np.zeros((2, D))], [np.zeros(2)]).spec
     model = ct.Learner(model(), "squared").for_data(spec).model
     one = ct.Learner(model, "squared").shapes(spec)
-    train = jax.jit(lambda *arguments: soft.train_between(*arguments, KEY))
     for eta, size, factor in ((0.3, 3, 1.0), (0.3, 9, 5.0), (1e4, 9, 1.0), (1e4, 9, 0.0)):
         x, y, centres, shard = problem(size, seed=size)
         own, pulls = lots(size)
         trees = stacked.from_matrix(centres, one), stacked.take(stacked.from_matrix(own[None], one), 0)
         learner = ct.Learner(model, "squared", ct.Proximal(lr=eta, steps=200))
-        reply = train(learner, *asked(*trees, factor * pulls), shard)
+        reply = reply_of(asked(*trees, factor * pulls), shard, learner)
         found = stacked.to_matrix(jax.tree.map(lambda a: a[None], reply.value))[0]
         wanted = minimum(own, x[:size].astype(float), y[:size], centres, factor * pulls, eta)
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
@@ -186,19 +187,22 @@ def test_a_pull_has_the_slope_of_its_definition():
 
 
 def test_a_client_knows_both_tasks_by_name():
-    assert TASKS["count_nearest"] is soft.count_nearest and TASKS["train_between"] is soft.train_between
+    assert TASKS["CountNearest"] is CountNearest and TASKS["TrainBetween"] is TrainBetween
 
 
-def letter(task, spec, broadcast, each, model):
-    return wire.Ask(
+def letter(task, spec, model):
+    """A task as one client is sent it."""
+    kind, everybody, each = task.split()
+    return wire.Request(
         client="a",
-        task=task,
+        task=kind.name,
+        settings=wire.settings_to_send(kind),
         split="train",
         spec=spec,
-        replicas=None,
+        starts=None,
         key=np.array([7, 8], np.uint32),
-        broadcast=wire.flatten(broadcast, model),
-        each=wire.flatten(each, model) or {},
+        everybody=wire.flatten(everybody, model),
+        each=wire.flatten(each, model),
     )
 
 
@@ -208,7 +212,7 @@ def letter(task, spec, broadcast, each, model):
 )
 def test_a_pytorch_client_does_as_a_jax_client_does(local):
     torch = pytest.importorskip("torch")
-    from torch_nets import Linear
+    from support.torch_nets import Linear
 
     from coterie.torch import TorchClient
 
@@ -224,17 +228,16 @@ def test_a_pytorch_client_does_as_a_jax_client_does(local):
     models, own = (stacked.from_matrix(draw[name].astype(np.float32), model) for name in draw)
     broken = jax.tree.map(lambda a: a.at[0].set(np.nan).at[2].set(a[1]), models)
     pulls = np.array([0.2, 3.0, 0.7], np.float32)
-    between = {"models": models, "round": np.int32(2)}, {"model": stacked.take(own, 0), "pulls": pulls}
-    alone = between[0], {**between[1], "pulls": 0 * pulls}
+    round_, start = np.int32(2), stacked.take(own, 0)
     asks = [
-        ("count_nearest", {"models": models}, None),
-        ("count_nearest", {"models": broken}, None),
-        ("train_between", *between),
-        ("train_between", *alone),
+        CountNearest(models),
+        CountNearest(broken),
+        TrainBetween(models, round_, start, pulls),
+        TrainBetween(models, round_, start, 0 * pulls),
     ]
     replies = []
-    for task, broadcast, each in asks:
-        ask = letter(task, spec, *jax.device_get((broadcast, each)), model)
+    for task in asks:
+        ask = letter(jax.device_get(task), spec, model)
         expected, got = ours.carry_out(ask), theirs.carry_out(ask)
         assert got.keys() == expected.keys()
         for name, array in expected.items():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import fedx
+from support.references import fedx
 
 import coterie as ct
 from coterie.federation.simulation import Simulation
@@ -102,9 +102,8 @@ def test_errors_are_those_of_a_loop_over_clients():
 
 
 def test_too_few_groups_are_k_equal_models():
-    theta = np.array([[[0.0, 0], [0, 1], [9, 9]]], np.float32)
-    shape = theta.shape[:2]
-    now = Anchors(np.zeros(shape, int), theta, np.zeros(shape), np.zeros(shape, bool), np.ones(shape, bool))
+    theta = np.array([[0.0, 0], [0, 1], [9, 9]], np.float32)
+    now = Anchors(np.zeros(3, int), theta, np.zeros(3), np.zeros(3, bool), np.ones(3, bool))
     np.testing.assert_allclose(sorted(centres(now, 2, 4.0).tolist()), [[0, 0.5], [9, 9]])
     np.testing.assert_allclose(centres(now, 3, 4.0), [[3, 10 / 3]] * 3, rtol=1e-6)
 

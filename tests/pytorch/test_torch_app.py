@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from in_process import InProcessGrid
+from support.in_process import InProcessGrid
 
 import coterie as ct
 from coterie.flower import client_for, server_for
@@ -24,7 +24,7 @@ unseen = 0
 
 [model]
 name = "torch"
-make = "torch_nets:ConvNet"
+make = "support.torch_nets:ConvNet"
 
 [local]
 name = "sgd"
@@ -59,4 +59,4 @@ def test_the_app_of_an_experiment_with_a_torch_model(tmp_path):
     assert {"features.1.running_mean", "classifier.weight"} <= names
     assert np.abs(np.asarray(found.models["features.1.running_mean"])).max() > 0.01
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.models))
-    assert found.learner.model.make == "torch_nets:ConvNet"
+    assert found.learner.model.make == "support.torch_nets:ConvNet"

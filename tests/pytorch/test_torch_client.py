@@ -6,23 +6,34 @@ import sys
 import jax
 import numpy as np
 import pytest
-from in_process import InProcessGrid
+from support.in_process import InProcessGrid
 
 import coterie as ct
 from coterie.data.shards import Spec
 from coterie.errors import ClientError, CoterieError, DataError, LearnerError, SettingError
-from coterie.federation.flower import FlowerFederation, JaxClient, Own, client_app, wire
+from coterie.flower import FlowerFederation, JaxClient, Own, client_app, wire
 from coterie.learn import losses
+from coterie.learn.moments import MultiplyMoment
+from coterie.learn.soft import CountNearest, TrainBetween
+from coterie.learn.tasks import (
+    ChooseAndTrain,
+    CountExamples,
+    Evaluate,
+    MeasureLosses,
+    TrainAlone,
+    WeighAndTrain,
+)
 from coterie.models import stacked
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from support.torch_nets import MLP, ConvNet, Linear, Tied  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset  # noqa: E402
-from torch_nets import MLP, ConvNet, Linear, Tied  # noqa: E402
 
 import coterie.torch.losses  # noqa: E402
+import coterie.torch.tasks  # noqa: E402
 from coterie.torch import TorchClient, TorchModel  # noqa: E402
 
 WHOLE = ct.data.rotated_digits(clients=8, rotations=(0, 90), unseen=0, seed=1)
@@ -85,24 +96,26 @@ def drawn(problem, *lead, seed=0):
     )
 
 
-def letter(task, spec, broadcast, each=None, replicas=None, split="train", key=KEY):
+def letter(task, spec, everybody, key=KEY, **other):
     """An ask of arrays by name."""
-    return wire.Ask(
-        client="a",
-        task=task,
-        split=split,
-        spec=spec,
-        replicas=replicas,
-        key=key,
-        broadcast=broadcast,
-        each=each or {},
-    )
+    usual = {"settings": {}, "starts": None, "split": "train", "each": {}, "only": None}
+    return wire.Request(client="a", task=task, spec=spec, key=key, everybody=everybody, **(usual | other))
 
 
-def ask_of(problem, task, broadcast=None, each=None, replicas=None, split="train"):
-    """An ask of trees, models among them."""
+def ask_of(problem, task, only=None, starts=None, split="train"):
+    """An ask for a task as one client gets it: with its own row of what each has one of."""
     model, spec = shapes(problem), PROBLEMS[problem][0].train.spec
-    return letter(task, spec, wire.flatten(broadcast, model), wire.flatten(each, model), replicas, split)
+    kind, everybody, each = task.split()
+    return letter(
+        kind.name,
+        spec,
+        wire.flatten(everybody, model),
+        settings=wire.settings_to_send(kind),
+        each=wire.flatten(each, model),
+        only=None if only is None else np.asarray(only, np.int32),
+        starts=starts,
+        split=split,
+    )
 
 
 def same_reply(ours, theirs, ask, tolerance=1e-5):
@@ -114,10 +127,11 @@ def same_reply(ours, theirs, ask, tolerance=1e-5):
     return got
 
 
-def round_of(problem, replicas=None, k=2, by_examples=True):
-    lead = () if replicas is None else (replicas,)
-    broadcast = {"models": drawn(problem, *lead, k), "round": np.full(lead, 4, np.int32)}
-    return broadcast | ({"by_examples": np.ones(lead, bool)} if by_examples else {})
+def round_of(problem, starts=None, k=2, by_examples=True, **more):
+    """A round of IFCA."""
+    lead = () if starts is None else (starts,)
+    number = np.full(lead, 4, np.int32)
+    return ChooseAndTrain(drawn(problem, *lead, k), number, by_examples=by_examples, **more)
 
 
 LOCALS = {
@@ -137,14 +151,14 @@ LOCALS = {
 @pytest.mark.parametrize("name", LOCALS)
 def test_choose_and_train_as_a_jax_client_does(name):
     ours, theirs = both("regression", LOCALS[name])
-    reply = same_reply(ours, theirs, ask_of("regression", "choose_and_train", round_of("regression")))
+    reply = same_reply(ours, theirs, ask_of("regression", round_of("regression")))
     assert {"report/loss", "cluster", "weight", "value:layers.0.weight"} <= reply.keys()
 
 
 def test_a_client_that_counts_once_sends_no_weight():
     ours, theirs = both("regression", STEPS)
-    broadcast = round_of("regression", by_examples=False)
-    reply = same_reply(ours, theirs, ask_of("regression", "choose_and_train", broadcast))
+    ask = ask_of("regression", round_of("regression", by_examples=False))
+    reply = same_reply(ours, theirs, ask)
     assert reply.keys() == {"report/loss", "cluster", "value:layers.0.weight"}
 
 
@@ -152,54 +166,77 @@ def test_a_client_that_counts_once_sends_no_weight():
 def test_each_setting_of_sgd_has_its_effect(setting):
     values = {"nesterov": True, "weight_decay": 0.3, "proximal": 3.0, "decay": 0.5}
     local = ct.SGD(lr=0.1, steps=4, momentum=0.5, **{setting: values[setting]})
-    ask = ask_of("regression", "choose_and_train", round_of("regression"))
+    ask = ask_of("regression", round_of("regression"))
     changed = same_reply(*both("regression", local), ask)
     plain = both("regression", ct.SGD(lr=0.1, steps=4, momentum=0.5))[1].carry_out(ask)
     assert not np.allclose(changed["value:layers.0.weight"], plain["value:layers.0.weight"], atol=1e-4)
 
 
-@pytest.mark.parametrize("problem, replicas", [("regression", None), ("regression", 2), ("digits", 2)])
-def test_every_task_with_and_without_replicas(problem, replicas):
+@pytest.mark.parametrize("problem, starts", [("regression", None), ("regression", 2), ("digits", 2)])
+def test_every_task_with_and_without_starts(problem, starts):
     ours, theirs = both(problem, LOCALS["everything"], i=1)
-    lead = () if replicas is None else (replicas,)
-    asks = {
-        "choose_and_train": (round_of(problem, replicas), None),
-        "train": (
-            {"rounds": np.broadcast_to(np.arange(3, 6, dtype=np.int32), (*lead, 3))},
-            {
-                "model": drawn(problem, *lead),
-                "takes_part": np.broadcast_to(np.array([True, False, True]), (*lead, 3)),
-            },
-        ),
-        "losses": ({"models": drawn(problem, *lead, 2)}, None),
-        "evaluate": ({"models": drawn(problem, *lead, 2)}, {"only": np.full(lead, 1, np.int32)}),
-    }
-    for task, (broadcast, each) in asks.items():
-        same_reply(ours, theirs, ask_of(problem, task, broadcast, each, replicas))
-    same_reply(ours, theirs, ask_of(problem, "evaluate", *asks["evaluate"], replicas, "test"))
+    lead = () if starts is None else (starts,)
+    models, one = drawn(problem, *lead, 2), drawn(problem, *lead, seed=1)
+    number, takes_part = np.full(lead, 4, np.int32), np.array([True, False, True])
+    tasks = [
+        round_of(problem, starts),
+        round_of(problem, starts, proximal=np.full(lead, 2.0, np.float32)),
+        round_of(problem, starts, send="gradients"),
+        WeighAndTrain(models, number, np.full(lead, 0.5, np.float32)),
+        TrainAlone(one, 3),
+        TrainAlone(one, 3, takes_part=np.broadcast_to(takes_part, (*lead, 3))),
+        MeasureLosses(models),
+        CountExamples(),
+        Evaluate(models),
+        CountNearest(models),
+        TrainBetween(models, number, one, np.full((*lead, 2), 0.3, np.float32)),
+    ]
+    for task in tasks:
+        only = np.full(lead, 1) if isinstance(task, Evaluate) else None
+        same_reply(ours, theirs, ask_of(problem, task, only, starts))
+    assert {type(task).__name__ for task in tasks} == coterie.torch.tasks.TASKS.keys()
+    same_reply(ours, theirs, ask_of(problem, Evaluate(models), np.full(lead, 1), starts, "test"))
+
+
+@pytest.mark.parametrize("only", [0, 1, -1])
+def test_a_client_that_is_told_a_model_takes_that(only):
+    ours, theirs = both("regression", STEPS)
+    ask = ask_of("regression", round_of("regression"))
+    free = same_reply(ours, theirs, ask)["cluster"]
+    reply = same_reply(ours, theirs, dataclasses.replace(ask, only=np.array(only, np.int32)))
+    assert reply["cluster"] == (free if only < 0 else only)
+
+
+def test_a_proximal_term_of_the_ask_draws_a_model_back_to_where_it_was():
+    task = round_of("regression", k=1)
+    free, held = (
+        same_reply(*both("regression", STEPS), ask_of("regression", each))["value:layers.0.weight"]
+        for each in (task, round_of("regression", k=1, proximal=np.float32(5.0)))
+    )
+    start = task.models.layers[0].weight[0]
+    assert 0 < np.abs(held - start).max() < 0.7 * np.abs(free - start).max()
 
 
 def test_only_what_is_not_at_its_default_travels():
     _, client = both("regression", STEPS)
-    models = {"models": drawn("regression", 2)}
-    assert client.carry_out(ask_of("regression", "losses", models)).keys() == {"report/losses"}
-    evaluated = client.carry_out(ask_of("regression", "evaluate", models, {"only": np.array(1, np.int32)}))
+    models = drawn("regression", 2)
+    assert client.carry_out(ask_of("regression", MeasureLosses(models))).keys() == {"report/losses"}
+    evaluated = client.carry_out(ask_of("regression", Evaluate(models), 1))
     assert evaluated.keys() == {"report/loss", "report/accuracy", "report/examples"}
     assert np.isnan(evaluated["report/accuracy"]) and evaluated["report/examples"] == 20
-    each = {"model": drawn("regression"), "takes_part": np.array([True])}
-    trained = client.carry_out(ask_of("regression", "train", {"rounds": np.array([0])}, each))
+    trained = client.carry_out(ask_of("regression", TrainAlone(drawn("regression"), 1)))
     assert trained.keys() == {"report/loss", "value:layers.0.weight"}
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_the_first_of_equals_is_chosen_and_never_nan(problem):
     ours, theirs = both(problem, STEPS)
-    broadcast = round_of(problem, k=4)
-    for leaf in jax.tree.leaves(broadcast["models"]):
+    task = round_of(problem, k=4)
+    for leaf in jax.tree.leaves(task.models):
         leaf[0] = np.nan
         leaf[2] = leaf[1]
         leaf[3] = 10 * leaf[3]
-    assert same_reply(ours, theirs, ask_of(problem, "choose_and_train", broadcast))["cluster"] == 1
+    assert same_reply(ours, theirs, ask_of(problem, task))["cluster"] == 1
 
 
 def test_steps_go_round_and_round_the_loader_and_epochs_through_it():
@@ -215,14 +252,14 @@ def test_steps_go_round_and_round_the_loader_and_epochs_through_it():
         return w
 
     loader = DataLoader(tensors(REGRESSION.train, 0), batch_size=8)
-    broadcast = round_of("regression", k=1)
-    jax.tree.leaves(broadcast["models"])[0][:] = 0
+    task = round_of("regression", k=1)
+    jax.tree.leaves(task.models)[0][:] = 0
     for local, order in (
         (ct.SGD(lr=0.05, steps=5), [0, 1, 2, 0, 1]),
         (ct.SGD(lr=0.05, epochs=2, batch_size=8), [0, 1, 2, 0, 1, 2]),
     ):
         client = TorchClient("a", Linear(), loader, loss="squared", local=local)
-        reply = client.carry_out(ask_of("regression", "choose_and_train", broadcast))
+        reply = client.carry_out(ask_of("regression", task))
         np.testing.assert_allclose(reply["value:layers.0.weight"][0], reference(order), rtol=1e-5, atol=1e-6)
 
 
@@ -237,11 +274,11 @@ def test_an_optimiser_of_ones_own():
     client = TorchClient(
         "a", Linear(), tensors(REGRESSION.train, 0), loss="squared", local=local, optimiser=adam
     )
-    broadcast = round_of("regression", k=1)
-    reply = client.carry_out(ask_of("regression", "choose_and_train", broadcast))
+    task = round_of("regression", k=1)
+    reply = client.carry_out(ask_of("regression", task))
     assert seen == [pytest.approx(0.1 * 0.5**4)]
     # Adam's first steps are as long as its step size, whatever the gradient
-    moved = np.abs(reply["value:layers.0.weight"] - broadcast["models"].layers[0].weight[0])
+    moved = np.abs(reply["value:layers.0.weight"] - task.models.layers[0].weight[0])
     np.testing.assert_allclose(moved, 2 * seen[0], rtol=0.05)
 
 
@@ -265,7 +302,7 @@ def test_a_loss_of_ones_own():
     own = TorchClient(
         "a", MLP(), tensors(DIGITS.train, 0), loss=nn.CrossEntropyLoss(reduction="none"), local=STEPS
     )
-    ask = ask_of("digits", "evaluate", {"models": drawn("digits", 2)}, {"only": np.array(0, np.int32)})
+    ask = ask_of("digits", Evaluate(drawn("digits", 2)), 0)
     named = both("digits", STEPS)[1].carry_out(ask)
     reply = own.carry_out(ask)
     assert reply["report/loss"] == pytest.approx(named["report/loss"])
@@ -296,7 +333,7 @@ def test_the_spec_is_found_in_the_data():
 def test_losses_are_of_every_example_that_the_sampler_gives():
     data = tensors(DIGITS.train, 0)
     some = list(range(40))
-    ask = ask_of("digits", "evaluate", {"models": drawn("digits", 1)}, {"only": np.array(0, np.int32)})
+    ask = ask_of("digits", Evaluate(drawn("digits", 1)), 0)
     loader = DataLoader(data, batch_size=32, sampler=SubsetRandomSampler(some), drop_last=True)
     reply = TorchClient("a", MLP(), loader, local=STEPS).carry_out(ask)
     mine = TensorDataset(*(t[some] for t in data.tensors))
@@ -312,15 +349,13 @@ def test_a_loader_may_have_a_batch_sampler_of_its_own_and_that_for_testing_anoth
     local = ct.SGD(lr=0.1, steps=3, batch_size=2)
     client = TorchClient("a", Linear(), loader, test=other, loss="squared", local=local)
     for split, count in (("train", 8), ("test", 20)):
-        ask = ask_of(
-            "regression", "evaluate", {"models": drawn("regression", 1)}, {"only": np.array(0)}, split=split
-        )
+        ask = ask_of("regression", Evaluate(drawn("regression", 1)), 0, split=split)
         assert client.carry_out(ask)["report/examples"] == count
 
 
 def test_numbers_are_brought_to_the_precision_of_the_module():
     data = TensorDataset(*(t.double() for t in tensors(REGRESSION.train, 0).tensors))
-    ask = ask_of("regression", "choose_and_train", round_of("regression"))
+    ask = ask_of("regression", round_of("regression"))
     replies = [
         TorchClient("a", module, data, loss="squared", local=STEPS).carry_out(ask)
         for module in (Linear(), Linear().double())
@@ -340,7 +375,7 @@ def asked_of(client, spec, model, key=KEY):
     """The client's reply when it is asked to train one model, given by name."""
     sent = {f"models:{name}": array[None] for name, array in model.items()}
     sent["round"] = np.array(0)
-    return client.carry_out(letter("choose_and_train", spec, sent, key=key))
+    return client.carry_out(letter("ChooseAndTrain", spec, sent, key=key))
 
 
 def test_batch_norm_trains_on_batches_and_is_measured_by_its_statistics():
@@ -508,21 +543,24 @@ def test_an_all_torch_federation_finds_the_groups_with_a_network_of_its_own():
 
 def test_what_a_client_does_not_know_or_have():
     _, client = both("regression", STEPS)
-    with pytest.raises(ClientError, match="client '0' does not know the task 'gradient'"):
-        client.carry_out(ask_of("regression", "gradient"))
+    products = MultiplyMoment(drawn("regression", 1, 2), drawn("regression", 1))
+    with pytest.raises(ClientError, match="client '0' does not know the task 'MultiplyMoment'"):
+        client.carry_out(ask_of("regression", products))
+    with pytest.raises(wire.Unreadable, match="the task 'CountExamples' has no setting 'slowly'"):
+        client.carry_out(letter("CountExamples", client.spec, {}, settings={"slowly": True}))
     bare = TorchClient("a", Linear(), tensors(REGRESSION.train, 0), loss="squared", local=STEPS)
     with pytest.raises(DataError, match="client 'a' has no test examples"):
-        bare.carry_out(ask_of("regression", "losses", {"models": drawn("regression", 2)}, split="test"))
+        bare.carry_out(ask_of("regression", MeasureLosses(drawn("regression", 2)), split="test"))
 
 
 def test_a_model_that_does_not_fit():
     _, client = both("digits", STEPS)
-    good = ask_of("digits", "losses", {"models": drawn("digits", 2)})
+    good = ask_of("digits", MeasureLosses(drawn("digits", 2)))
 
     def sent(change):
-        arrays = dict(good.broadcast)
+        arrays = dict(good.everybody)
         change(arrays)
-        return letter("losses", good.spec, arrays)
+        return letter("MeasureLosses", good.spec, arrays)
 
     with pytest.raises(LearnerError, match=r"lacks 'layers.1.bias', which the client's module has"):
         client.carry_out(sent(lambda a: a.pop("models:layers.1.bias")))
@@ -533,7 +571,7 @@ def test_a_model_that_does_not_fit():
     ):
         client.carry_out(sent(lambda a: a.update({"models:layers.0.weight": np.zeros((2, 8, 64))})))
     with pytest.raises(LearnerError, match="not arrays by name"):
-        client.carry_out(letter("losses", good.spec, {"models": np.zeros((2, 5))}))
+        client.carry_out(letter("MeasureLosses", good.spec, {"models": np.zeros((2, 5))}))
 
 
 class Dicts(Dataset):
@@ -731,14 +769,19 @@ ALGORITHMS = {
     "soft": ct.FedX(k=2, rounds=3, n_init=2, temperature=0.5),
     "farthest": ct.IFCA(k=2, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=2)),
     "one-shot": ct.OneShotKMeans(k=2, rounds=2, alone=2),
+    "fedsoft": ct.FedSoft(k=2, rounds=3, interval=2, select=3),
+    "srfca": ct.SRFCA(rounds=2, refines=1, threshold="40%", final_rounds=1, final_proximal=0.5),
+    "cfl": ct.CFL(rounds=3),
+    "server optimiser": ct.Global(rounds=3, aggregate=ct.FedAdam(), weight="examples"),
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_alternating_minimisation_asks_torch_clients_do_as_jax_clients(name):
+def test_whatever_an_algorithm_asks_torch_clients_do_as_jax_clients(name):
     problem = "digits" if name in ("shared", "frozen") else "regression"
     data, model, loss, _ = PROBLEMS[problem]
-    local = ct.SGD(lr=0.1, steps=2, clip=1.0)
+    # a gradient is one step, and no more
+    local = ct.SGD(lr=0.1, steps=1) if name == "gradients" else ct.SGD(lr=0.1, steps=2, clip=1.0)
     kinds = [["jax"] * len(data.train), ["torch"] * len(data.train)]
     theirs, ours = (
         ALGORITHMS[name].fit(federation(problem, kind, local), ct.Learner(model, loss, local), seed=1)
@@ -754,10 +797,25 @@ def test_what_alternating_minimisation_asks_torch_clients_do_as_jax_clients(name
     ]
 
 
-def test_slices_are_refused_in_one_sentence():
+def test_parts_of_shards_are_refused_in_one_sentence():
     data, model, loss, _ = PROBLEMS["regression"]
     local = ct.SGD(lr=0.05, steps=1)
     clients = federation("regression", ["torch"] * len(data.train), local)
     algorithm = ct.IFCA(k=2, rounds=1, n_init=1, resample=True)
-    with pytest.raises(ct.errors.FederationError, match="cannot be asked for slices of its examples"):
+    with pytest.raises(ct.errors.FederationError, match="cannot be asked for parts of its examples"):
         algorithm.fit(clients, ct.Learner(model, loss, local))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        round_of("regression", find_on=np.array([0, 2], np.int32)),
+        round_of("regression", train_on=np.array([0, 2], np.int32)),
+        MeasureLosses(drawn("regression", 2), part=np.array([0, 2], np.int32)),
+        TrainAlone(drawn("regression"), 1, part=np.array([0, 2], np.int32)),
+    ],
+)
+def test_no_task_is_carried_out_on_a_part_of_a_shard(task):
+    _, client = both("regression", STEPS)
+    with pytest.raises(LearnerError, match=r"cannot be asked for parts of its examples \(resample=True\)"):
+        client.carry_out(ask_of("regression", task))

@@ -12,19 +12,19 @@ import coterie as ct
 from coterie import registry
 from coterie.data.shards import Spec
 from coterie.errors import ConfigError, CoterieError
-from coterie.initialise.random import _draw
+from coterie.initialise.random import _drawn
 from coterie.models import stacked
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from support.torch_nets import MLP, ConvNet, Tied  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_nets import MLP, ConvNet, Tied  # noqa: E402
 
 from coterie.torch import TorchModel  # noqa: E402
 
 IMAGE = Spec((8, 8), "float32", (), "int32", 10)
-KEYS = jax.random.split(jax.random.key(0), (2, 3))
+KEYS = jax.random.split(jax.random.key(0), 6)
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +59,11 @@ def test_init_follows_from_the_key_alone():
         assert array.dtype == jnp.float32
 
 
-def test_a_table_of_models_is_drawn_in_one_program():
-    drawn = _draw(TorchModel(MLP), IMAGE, KEYS)
-    one = TorchModel(MLP).init(KEYS[1, 2], IMAGE.example())
+def test_several_models_are_drawn_in_one_program():
+    drawn = _drawn(TorchModel(MLP), IMAGE, KEYS)
+    one = TorchModel(MLP).init(KEYS[4], IMAGE.example())
     for name, array in drawn.items():
-        np.testing.assert_array_equal(array[1, 2], one[name])
+        np.testing.assert_array_equal(array[4], one[name])
         assert len(np.unique(array.reshape(6, -1), axis=0)) == 6
 
 
@@ -97,7 +97,7 @@ def test_where_jax_does_not_run_on_the_cpu_the_callback_is_another(monkeypatch):
 
 def test_stacked_models_and_batches_of_clients():
     theirs, _, ours, _ = pair()
-    models = _draw(theirs, IMAGE, KEYS)
+    models = jax.tree.map(lambda a: a.reshape(2, 3, *a.shape[1:]), _drawn(theirs, IMAGE, KEYS))
     like = jax.eval_shape(lambda: ours.init(jax.random.key(0), IMAGE.example()))
     same = stacked.from_named(
         models, jax.tree.map(lambda a: jax.ShapeDtypeStruct((2, 3, *a.shape), a.dtype), like)
@@ -147,8 +147,7 @@ def test_statistics_of_batch_norm_are_parameters_that_no_gradient_moves():
 def test_a_whole_simulation():
     data = ct.data.rotated_digits(clients=6, rotations=(0, 90), unseen=0, seed=1).train
     theirs, _, ours, _ = pair()
-    models = _draw(theirs, data.spec, KEYS[:1])
-    models = jax.tree.map(lambda a: a[0, :2], models)
+    models = _drawn(theirs, data.spec, KEYS[:2])
     like = stacked.repeated(jax.eval_shape(lambda: ours.init(jax.random.key(0), IMAGE.example())), 2)
     local = ct.SGD(lr=0.1, steps=2)
     algorithm = ct.IFCA(k=2, rounds=2)
@@ -163,24 +162,26 @@ def test_a_whole_simulation():
 
 
 def test_a_module_for_a_client():
-    assert isinstance(TorchModel("torch_nets:MLP").module(), MLP)
+    assert isinstance(TorchModel("support.torch_nets:MLP").module(), MLP)
     assert TorchModel(MLP).module() is not TorchModel(MLP).module()
 
 
 def test_equal_models_are_one_to_the_compiler():
     assert TorchModel(MLP) == TorchModel(MLP) != TorchModel(ConvNet)
-    assert hash(TorchModel("torch_nets:MLP")) == hash(TorchModel("torch_nets:MLP"))
+    assert hash(TorchModel("support.torch_nets:MLP")) == hash(TorchModel("support.torch_nets:MLP"))
 
 
 def test_it_is_a_part_that_can_be_written_down(tmp_path):
-    model = registry.build("model", "torch", {"make": "torch_nets:MLP"})
-    assert model == TorchModel("torch_nets:MLP")
-    assert registry.describe("model", model) == {"name": "torch", "make": "torch_nets:MLP"}
+    model = registry.build("model", "torch", {"make": "support.torch_nets:MLP"})
+    assert model == TorchModel("support.torch_nets:MLP")
+    assert registry.describe("model", model) == {"name": "torch", "make": "support.torch_nets:MLP"}
     assert registry.describe("model", TorchModel(MLP)) is None
     with pytest.raises(ConfigError, match=r"model.make: "):
         registry.build("model", "torch", {"make": 3})
     data = ct.data.mixed_regression(clients=2, k=1, dim=5, examples=4, seed=3)
-    learner = ct.Learner(TorchModel("torch_nets:Linear"), loss="squared", local=ct.SGD(lr=0.1, steps=1))
+    learner = ct.Learner(
+        TorchModel("support.torch_nets:Linear"), loss="squared", local=ct.SGD(lr=0.1, steps=1)
+    )
     found = ct.Global(rounds=1).fit(data.train, learner)
     found.save(tmp_path)
     assert ct.load(tmp_path).evaluate(data.test).loss == pytest.approx(found.evaluate(data.test).loss)
@@ -201,10 +202,10 @@ SENTENCES = {
         r"make='nowhere.net:Net' is not found \(No module",
     ),
     "no such name": (
-        lambda: TorchModel("torch_nets:Net"),
+        lambda: TorchModel("support.torch_nets:Net"),
         "has no attribute 'Net'.*write it as 'mypackage.net:Net'",
     ),
-    "no colon": (lambda: TorchModel("torch_nets.MLP"), "make='torch_nets.MLP' is not found"),
+    "no colon": (lambda: TorchModel("support.torch_nets.MLP"), "make='support.torch_nets.MLP' is not found"),
     "arguments": (
         lambda: use(nn.Linear),
         "Linear cannot make a module without being told more .*functools.partial",

@@ -13,11 +13,11 @@ def simulated(shards):
 def test_rotations_are_found_and_beat_one_model_for_all():
     data = ct.data.rotated_digits(clients=32, seed=0)
     clients = simulated(data.train)
-    found = ct.IFCA(k=4, rounds=40, n_init=5).fit(clients, LEARNER, seed=0, chunk=40)
+    found = ct.IFCA(k=4, rounds=40, n_init=5).fit(clients, LEARNER, seed=0)
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
     assert ct.metrics.misclustering(found.assign(data.unseen), data.unseen_truth) == 0
-    alone = ct.Local(rounds=40).fit(clients, LEARNER, seed=0, chunk=40).evaluate(data.test).accuracy
-    together = ct.Global(rounds=40).fit(clients, LEARNER, seed=0, chunk=40).evaluate(data.test).accuracy
+    alone = ct.Local(rounds=40).fit(clients, LEARNER, seed=0).evaluate(data.test).accuracy
+    together = ct.Global(rounds=40).fit(clients, LEARNER, seed=0).evaluate(data.test).accuracy
     ours = found.evaluate(data.test)
     assert ours.chosen_by == "train"
     assert ours.accuracy > max(alone, together) + 0.01
@@ -27,7 +27,7 @@ def test_rotations_are_found_and_beat_one_model_for_all():
 def test_inversion_is_found_with_a_tenth_of_the_images_each():
     data = ct.data.inverted_digits(clients=20, seed=0)
     algorithm = ct.IFCA(k=2, rounds=30, n_init=5, participation=0.5)
-    found = algorithm.fit(simulated(data.train), LEARNER, seed=0, chunk=30)
+    found = algorithm.fit(simulated(data.train), LEARNER, seed=0)
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
@@ -37,7 +37,7 @@ def test_collapsed_starts_are_not_kept():
     clients = simulated(data.train)
     wrong = {
         name: ct.metrics.misclustering(
-            ct.IFCA(k=4, rounds=40, **settings).fit(clients, LEARNER, seed=7, chunk=40).assignment,
+            ct.IFCA(k=4, rounds=40, **settings).fit(clients, LEARNER, seed=7).assignment,
             data.truth,
         )
         for name, settings in (

@@ -4,6 +4,7 @@ import dataclasses
 import io
 
 from rich.console import Console
+from support.observers import told
 
 from coterie.clustering.history import Event, History, RoundLog, from_line
 from coterie.run import progress
@@ -82,6 +83,6 @@ def test_on_a_terminal_events_are_told_as_they_happen():
     for look in (progress.bar, progress.lines, progress.every_round):
         text = io.StringIO()
         with look(Console(file=text, width=200), "srfca", 4) as show:
-            show([event()], 0)
-            show([log(3)], 4)
-        assert "srfca: 3 clusters & more." in text.getvalue()
+            show.after(told([event()], 0))
+            show.after(told([log(3)], 4))
+        assert text.getvalue().count("srfca: 3 clusters & more.") == 1

@@ -1,21 +1,24 @@
 """The run folder: whose it is, and what is written into it as a run happens."""
 
+import dataclasses
 import errno
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import safe_open
 
+import coterie as ct
 from coterie import storage
-from coterie.algorithms.state import State
+from coterie.algorithms.algorithm import State
+from coterie.algorithms.observer import Moment, Place
 from coterie.clustering.history import RoundLog
 from coterie.data import Spec
-from coterie.errors import RunFolderError, StorageError
+from coterie.errors import CoterieError, RunFolderError, StorageError
 from coterie.models import stacked
 from coterie.run import folder as folder_module
 from coterie.run.config import Experiment
@@ -162,7 +165,7 @@ def test_a_folder_without_a_run_says_so(tmp_path):
         (b"seed = ", "is not valid TOML"),
         (b"\xff\xfe", "is not valid TOML"),
         (b"sed = 3", "sed: there is no such setting."),
-        (b"[algorithm]\nname = 'ifca'", "algorithm.k: this setting is required."),
+        (b"[algorithm]\nname = 'fedsoft'", "algorithm.k: this setting is required."),
     ],
 )
 def test_a_damaged_experiment_is_named(tmp_path, content, reason):
@@ -190,17 +193,22 @@ def test_a_file_is_no_folder(tmp_path, overwrite):
 
 # -- what is written --------------------------------------------------------------------------------------
 
-CLIENTS = SimpleNamespace(ids=np.array(["a", "b", "c", "d"]), spec=Spec((3,), "float32", (), "float32"))
-START = State({"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}, jnp.full((2, 4), -1, jnp.int32))
-
-
-def as_kept(arrays):
-    return stacked.from_named(arrays, START)
+IDS, SPEC = np.array(["a", "b", "c", "d"]), Spec((3,), "float32", (), "float32")
+ROUNDS = 9  # until the next pause
 
 
 def state_after(done):
-    models = {"w": jnp.arange(6.0).reshape(2, 3) / 7 + done, "b": jnp.full(2, done, jnp.float32)}
+    """The states of two starts after so many rounds."""
+    models = {"w": jnp.arange(12.0).reshape(2, 2, 3) / 7 + done, "b": jnp.full((2, 2), done, jnp.float32)}
     return State(models, jnp.full((2, 4), done, jnp.int32))
+
+
+def place_after(done):
+    return Place(done, first=min(1, done), last=ROUNDS, ended=done == ROUNDS)
+
+
+def moment(done, new):
+    return Moment(state_after(done), place_after(done), IDS, SPEC, new)
 
 
 def log_of(number):
@@ -218,29 +226,41 @@ def log_of(number):
     )
 
 
-def record(folder, rounds, every=0.0, show=None, first=0):
+def begin(folder, every=0.0):
+    """A recorder of a run that begins, or goes on from where the folder says."""
+    recorder = Recorder(folder, every)
+    found = recorder.saved()
+    if found is None:
+        recorder.after(moment(0, []))
+    else:
+        recorder.resumed(moment(found.place.done, found.records))
+    return recorder
+
+
+def record(folder, rounds, every=0.0):
     """Go through rounds as an algorithm does."""
-    recorder = Recorder(folder, show, every)
-    recorder.resume(as_kept)
-    for t in range(first, rounds):
-        recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
+    recorder = begin(folder, every)
+    for t in range(rounds):
+        recorder.after(moment(t + 1, [log_of(t)]))
 
 
-def resumed(folder, show=None):
-    return Recorder(folder, show).resume(as_kept)
-
-
-def same(a, b):
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.asarray(x).tobytes() == np.asarray(y).tobytes() and x.dtype == y.dtype
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
+def kept(folder, done):
+    """Whether the folder holds a run with so many rounds behind it, just as it was."""
+    found = Recorder(folder).saved()
+    arrays = {name: np.asarray(a) for name, a in stacked.named(state_after(done)).items()}
+    assert found.arrays.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found.arrays[name].tobytes() == array.tobytes() and found.arrays[name].dtype == array.dtype
+    assert found.place == place_after(done)
+    assert type(found.place.done) is int and type(found.place.ended) is bool
+    assert found.ids.tolist() == IDS.tolist() and found.spec == SPEC
+    assert found.source == str(folder.path / CHECKPOINT)
+    return same_logs(found.records, [log_of(t) for t in range(done)])
 
 
 def same_logs(a, b):
-    return [log.to_line() for log in a] == [
-        log.to_line() for log in b
-    ]  # as lines: NaN is not equal to itself
+    # as lines: NaN is not equal to itself
+    return [log.to_line() for log in a] == [log.to_line() for log in b]
 
 
 @pytest.fixture
@@ -250,54 +270,41 @@ def folder(tmp_path):
 
 
 def test_a_new_run_has_nothing_to_start_from(folder):
-    assert resumed(folder) is None
+    assert Recorder(folder).saved() is None
+    assert names(folder.path) == [EXPERIMENT]
 
 
 def test_every_round_is_a_line_at_once(folder):
-    recorder = Recorder(folder, every=1e9)
-    recorder.resume(as_kept)
+    recorder = begin(folder, every=1e9)
     for t in range(3):
-        recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
+        recorder.after(moment(t + 1, [log_of(t)]))
         lines = (folder.path / "rounds.jsonl").read_text().splitlines()
         assert [json.loads(line)["round"] for line in lines] == list(range(t + 1))
     assert not (folder.path / CHECKPOINT).exists()
 
 
-def test_a_run_continues_from_its_checkpoint(folder):
-    record(folder, rounds=5)
-    state, logs = resumed(folder)
-    assert same(state, state_after(5))
-    assert same_logs(logs, [log_of(t) for t in range(5)])
+@pytest.mark.parametrize("rounds", [1, 5, ROUNDS])
+def test_a_run_continues_from_its_checkpoint(folder, rounds):
+    record(folder, rounds)
+    assert kept(folder, rounds)
 
 
 def test_several_rounds_can_be_recorded_at_once(folder):
-    recorder = Recorder(folder, every=0)
-    recorder.resume(as_kept)
-    recorder.after(state_after(3), CLIENTS, [log_of(t) for t in range(3)], 3)
-    state, logs = resumed(folder)
-    assert same(state, state_after(3)) and len(logs) == 3
+    begin(folder).after(moment(3, [log_of(t) for t in range(3)]))
+    assert kept(folder, 3)
 
 
 def test_the_state_is_kept_every_so_many_seconds(folder, monkeypatch):
     now = 100.0
     monkeypatch.setattr(folder_module.time, "monotonic", lambda: now)
-    recorder = Recorder(folder, every=5)
-    recorder.resume(as_kept)
-    kept = []
+    recorder = begin(folder, every=5)
+    rounds_kept = []
     for t, seconds in enumerate([3, 1, 1, 4.9, 0.1, 30, 1]):
         now += seconds
-        recorder.after(state_after(t + 1), CLIENTS, [log_of(t)], t + 1)
-        kept.append(len(rounds_kept(folder)))
-    assert kept == [0, 0, 3, 3, 5, 6, 6]
-
-
-def rounds_kept(folder):
-    """The rounds that a run killed now would not compute again."""
-    rounds = folder.path / "rounds.jsonl"
-    content = rounds.read_bytes()
-    found = resumed(folder)
-    rounds.write_bytes(content)  # resuming has shortened it
-    return [] if found is None else found[1]
+        recorder.after(moment(t + 1, [log_of(t)]))
+        found = Recorder(folder).saved()
+        rounds_kept.append(0 if found is None else len(found.records))
+    assert rounds_kept == [0, 0, 3, 3, 5, 6, 6]
 
 
 @pytest.mark.parametrize(
@@ -308,37 +315,42 @@ def test_rounds_after_the_checkpoint_are_computed_again(folder, tail):
     rounds = folder.path / "rounds.jsonl"
     whole = rounds.read_bytes()
     rounds.write_bytes(whole + tail)
-    state, logs = resumed(folder)
-    assert same(state, state_after(3)) and len(logs) == 3
+    assert kept(folder, 3)
+    assert rounds.read_bytes() == whole + tail  # to look changes nothing
+    recorder = begin(folder)
     assert rounds.read_bytes() == whole
+    recorder.after(moment(4, [log_of(3)]))
+    assert kept(folder, 4)
 
 
 def test_without_a_checkpoint_all_rounds_are_computed_again(folder):
     record(folder, rounds=3, every=1e9)
-    assert resumed(folder) is None
+    assert Recorder(folder).saved() is None
+    begin(folder, every=1e9)
     assert (folder.path / "rounds.jsonl").read_bytes() == b""
 
 
 def test_a_start_that_took_long_is_kept(folder):
-    recorder = Recorder(folder, every=0)
-    assert recorder.resume(as_kept) is None
-    recorder.after(state_after(0), CLIENTS, [], 0)
-    state, logs = resumed(folder)
-    assert same(state, state_after(0)) and logs == []
+    begin(folder)
+    assert kept(folder, 0)
 
 
-def test_what_is_recorded_is_shown(folder):
-    shown = []
-    record(folder, rounds=3, show=lambda logs, done: shown.append(([log.round for log in logs], done)))
-    assert shown == [([0], 1), ([1], 2), ([2], 3)]
-    shown.clear()
-    resumed(folder, show=lambda logs, done: shown.append(([log.round for log in logs], done)))
-    assert shown == [([0, 1, 2], 3)]
+def test_a_run_that_goes_on_from_elsewhere_is_written_down_from_its_beginning(folder):
+    record(folder, rounds=5)
+    recorder = Recorder(folder, every=0.0)
+    recorder.resumed(moment(2, [log_of(0), log_of(1)]))
+    recorder.after(moment(3, [log_of(2)]))
+    assert kept(folder, 3)
 
 
-def other_arrays(**changes):
-    arrays = {"models.w": np.zeros((2, 3)), "models.b": np.zeros(2), "assignment": np.zeros((2, 4), np.int32)}
-    return {name: a for name, a in {**arrays, **changes}.items() if a is not None}
+def metadata(**changes):
+    usual = {"place": "[3, 1, 9, false]", "lines": "3", "clients": '["a"]', "spec": json.dumps(asdict(SPEC))}
+    return {name: word for name, word in {**usual, **changes}.items() if word is not None}
+
+
+def rewritten(**changes):
+    """Replace a checkpoint by one that says other things of itself."""
+    return lambda path: storage.write_arrays(path, {"models": np.zeros((1, 1))}, metadata(**changes))
 
 
 @pytest.mark.parametrize(
@@ -348,36 +360,97 @@ def other_arrays(**changes):
         (lambda path: path.write_bytes(path.read_bytes()[:9]), ""),
         (lambda path: path.write_bytes(b""), ""),
         (lambda path: path.write_bytes(b"\xff" * 200), ""),
-        (lambda path: storage.write_arrays(path, other_arrays()), "rounds"),
-        (lambda path: storage.write_arrays(path, other_arrays(), {"rounds": "many"}), "many"),
-        (
-            lambda path: storage.write_arrays(
-                path, other_arrays(**{"models.w": np.zeros((2, 4))}), {"rounds": "3", "lines": "3"}
-            ),
-            "'models.w' has shape (2, 4), not (2, 3)",
-        ),
-        (
-            lambda path: storage.write_arrays(
-                path, other_arrays(**{"models.b": None}), {"rounds": "3", "lines": "3"}
-            ),
-            "'models.b' is on one side only",
-        ),
-        (
-            lambda path: storage.write_arrays(
-                path, other_arrays(extra=np.zeros(1)), {"rounds": "3", "lines": "3"}
-            ),
-            "'extra' is on one side only",
-        ),
+        (lambda path: storage.write_arrays(path, {"models": np.zeros((1, 1))}), "clients"),
+        (rewritten(clients=None), "clients"),
+        (rewritten(place=None), "place"),
+        (rewritten(place="many"), ""),
+        (rewritten(place="3"), ""),
+        (rewritten(place="[1, 2, 3, false, 5]"), ""),
+        (rewritten(place='["a", "b", "c", "d"]'), ""),
+        (rewritten(lines="many"), "many"),
+        (rewritten(spec="{}"), ""),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(folder, damage, reason):
+def test_a_checkpoint_that_cannot_be_read_is_refused(folder, damage, reason):
     record(folder, rounds=3)
     damage(folder.path / CHECKPOINT)
+    for look in (Recorder(folder).saved, folder.began_with):
+        with pytest.raises(RunFolderError) as raised:
+            look()
+        message = sentence(raised)
+        assert message.startswith(f"{folder.path / CHECKPOINT} does not fit this experiment (")
+        assert reason in message and message.endswith("): start again with --overwrite.")
+
+
+DATA = ct.data.mixed_regression(clients=4, k=2, dim=3, examples=6, seed=0)
+LEARNER = ct.Learner(ct.models.Linear(bias=True), "squared", ct.SGD(lr=0.05, steps=1))
+
+
+def fitted(folder, algorithm, train=DATA.train, learner=LEARNER):
+    return algorithm.fit(train, learner, seed=1, observers=[Recorder(folder, every=0.0)])
+
+
+def changed(path, **arrays):
+    with safe_open(path, framework="numpy") as file:
+        words = file.metadata()
+    kept = {**storage.read_arrays(path), **arrays}
+    storage.write_arrays(path, {name: a for name, a in kept.items() if a is not None}, words)
+
+
+WEIGHT, BIAS = "models.layers.0.weight", "models.layers.0.bias"
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (
+            {WEIGHT: np.zeros((2, 2, 1, 4), np.float32)},
+            f"'{WEIGHT}' has shape (2, 2, 1, 4), not (2, 2, 1, 3)",
+        ),
+        ({WEIGHT: np.zeros((2, 3), np.float32)}, f"'{WEIGHT}' has shape (2, 3), not (2, 2, 1, 3)"),
+        (
+            {WEIGHT: np.zeros((1, 2, 1, 3), np.float32)},
+            f"'{WEIGHT}' has shape (1, 2, 1, 3), not (2, 2, 1, 3)",
+        ),
+        ({"assignment": np.zeros((2, 5), np.int32)}, "'assignment' has shape (2, 5), not (2, 4)"),
+        ({"assignment": None}, "'assignment' is on one side only"),
+        ({BIAS: None}, f"'{BIAS}' is on one side only"),
+        ({BIAS: None, WEIGHT: None}, "it has no models"),
+        ({"extra": np.zeros(1)}, "'extra' is on one side only"),
+    ],
+)
+def test_a_checkpoint_of_other_arrays_is_refused(folder, changes, reason):
+    algorithm = ct.IFCA(k=2, rounds=2, n_init=2)
+    fitted(folder, algorithm)
+    changed(folder.path / CHECKPOINT, **changes)
+    before = (folder.path / "rounds.jsonl").read_bytes()
     with pytest.raises(RunFolderError) as raised:
-        resumed(folder)
+        fitted(folder, algorithm)
     message = sentence(raised)
     assert message.startswith(f"{folder.path / CHECKPOINT} does not fit this experiment (")
     assert reason in message and message.endswith("): start again with --overwrite.")
+    assert (folder.path / "rounds.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "algorithm, learner, train",
+    [
+        (ct.IFCA(k=2, rounds=2, n_init=3), LEARNER, DATA.train),
+        (ct.IFCA(k=2, rounds=2, n_init=2, settle=2), LEARNER, DATA.train),
+        (ct.FedSoft(2, rounds=2), LEARNER, DATA.train),
+        (
+            ct.IFCA(k=2, rounds=2, n_init=2),
+            dataclasses.replace(LEARNER, model=ct.models.MLP((4,))),
+            DATA.train,
+        ),
+        (ct.IFCA(k=2, rounds=2, n_init=2), LEARNER, DATA.train[[0, 1, 2]]),
+    ],
+)
+def test_a_run_of_something_else_is_not_continued(folder, algorithm, learner, train):
+    fitted(folder, ct.IFCA(k=2, rounds=2, n_init=2))
+    with pytest.raises(CoterieError) as raised:
+        fitted(folder, algorithm, train, learner)
+    assert "does not fit this experiment" in sentence(raised) or "with other clients" in sentence(raised)
 
 
 @pytest.mark.parametrize(
@@ -395,24 +468,23 @@ def test_a_checkpoint_that_does_not_fit_is_refused(folder, damage, reason):
 def test_rounds_that_are_missing_or_damaged_are_refused(folder, keep, reason):
     record(folder, rounds=3)
     rounds = folder.path / "rounds.jsonl"
-    kept = keep(rounds.read_bytes().splitlines(keepends=True))
-    if kept is None:
+    left = keep(rounds.read_bytes().splitlines(keepends=True))
+    if left is None:
         rounds.unlink()
     else:
-        rounds.write_bytes(b"".join(kept))
+        rounds.write_bytes(b"".join(left))
     with pytest.raises(RunFolderError) as raised:
-        resumed(folder)
+        begin(folder)
     assert sentence(raised).startswith(f"{rounds} {reason}")
     assert "--overwrite" in str(raised.value)
-    assert not rounds.exists() or rounds.read_bytes() == b"".join(kept)  # nothing is made worse
+    assert not rounds.exists() or rounds.read_bytes() == b"".join(left)  # nothing is made worse
 
 
 @pytest.mark.parametrize("full_at", [1, 2])
 def test_a_full_disk_leaves_the_earlier_checkpoint_intact(folder, monkeypatch, full_at):
     """The first write of a round is its line, the second the checkpoint."""
     record(folder, rounds=3)
-    recorder = Recorder(folder, every=0)
-    recorder.resume(as_kept)
+    recorder = begin(folder)
     before = (folder.path / CHECKPOINT).read_bytes()
     calls = 0
 
@@ -425,10 +497,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(folder, monkeypatch, f
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
         with pytest.raises(StorageError) as raised:
-            recorder.after(state_after(4), CLIENTS, [log_of(3)], 4)
+            recorder.after(moment(4, [log_of(3)]))
     assert "No space left on device" in str(raised.value) and "\n" not in str(raised.value)
     assert calls == full_at
     assert (folder.path / CHECKPOINT).read_bytes() == before
-    state, logs = resumed(folder)
-    assert same(state, state_after(3)) and len(logs) == 3
+    assert kept(folder, 3)
     assert sorted(os.listdir(folder.path)) == [CHECKPOINT, EXPERIMENT, "rounds.jsonl"]

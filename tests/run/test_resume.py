@@ -11,14 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import jax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.observers import Killed
 from typer.testing import CliRunner
 
+from coterie.algorithms.observer import Observer, Place
 from coterie.cli.main import app
 from coterie.errors import StorageError
 from coterie.federation import tuning
@@ -41,15 +42,31 @@ LONG = Experiment.read(
 )
 
 
-class Killed(BaseException):
-    """Stands for a SIGKILL: nothing of ours catches it."""
+class Watch(Observer):
+    """Calls `show(name of the method, moment)`, after the moment was recorded."""
+
+    def __init__(self, show, name):
+        self.show, self.name = show, name
+
+    def after(self, moment):
+        self.show(self.name, moment)
 
 
-def run(experiment, path, resume=False, every=0.0, show=None):
+def run(experiment, path, resume=False, every=0.0, show=lambda name, moment: None):
     def progress(name, rounds):
-        return contextlib.nullcontext(None if show is None else partial(show, name))
+        return contextlib.nullcontext(Watch(show, name))
 
     execute(experiment, RunFolder(path), resume=resume, checkpoint_every=every, progress=progress)
+
+
+def stopping_at(name, done, error=Killed):
+    """A `show` that stops a method after so many rounds."""
+
+    def show(now, moment):
+        if (now, moment.place.done) == (name, done):
+            raise error
+
+    return show
 
 
 def result(path):
@@ -139,12 +156,8 @@ def test_with_a_full_disk_at_any_write_it_says_so_and_ends_the_same(uninterrupte
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_interrupted_by_an_exception_it_ends_the_same(uninterrupted, tmp_path, error):
-    def show(name, logs, done):
-        if done == 2:
-            raise error
-
     with pytest.raises(error):
-        run(SHORT, tmp_path, show=show)
+        run(SHORT, tmp_path, show=stopping_at("ifca", 2, error))
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
     run(SHORT, tmp_path, resume=True)
     assert result(tmp_path) == uninterrupted
@@ -163,13 +176,8 @@ def test_stopped_after_any_rounds_it_ends_the_same(
     monkeypatch.setattr(folder_module.time, "monotonic", lambda: next(clock))
     path = tmp_path_factory.mktemp("stopped")
     for stop in stops:
-
-        def show(name, logs, done, stop=stop):
-            if (name, done) == stop:
-                raise Killed
-
         with contextlib.suppress(Killed):
-            run(LONG, path, resume=True, every=every, show=show)
+            run(LONG, path, resume=True, every=every, show=stopping_at(*stop))
     run(LONG, path, resume=True, every=every)
     assert result(path) == long_uninterrupted
 
@@ -190,6 +198,87 @@ def test_the_interval_of_checkpoints_is_no_part_of_the_experiment(tmp_path, unin
         run(SHORT, tmp_path, every=0)
     run(SHORT, tmp_path, resume=True, every=1e9)
     assert result(tmp_path) == uninterrupted
+
+
+# -- before, after and between pauses ---------------------------------------------------------------------
+
+PAUSING = {
+    "srfca": {"threshold": "40%", "rounds": 2, "refines": 2, "participation": 0.75, "final_rounds": 2},
+    "srfca, warm": {"name": "srfca", "threshold": "40%", "rounds": 2, "refines": 1, "warm": True},
+    "srfca, resampled": {
+        "name": "srfca",
+        "threshold": "40%",
+        "rounds": 1,
+        "resample": True,
+        "distance": "l2",
+    },
+    "cfl": {"rounds": 6, "warmup": 1, "eps1": 10.0, "eps2": 0.001, "gamma": 0.0},
+    "fedsoft": {"k": 2, "rounds": 5, "interval": 2, "select": 3},
+    "one-shot-kmeans": {"k": 2, "rounds": 2, "alone": 2, "participation": 0.5},
+    "local-kmeans": {"name": "one-shot-kmeans", "k": 2, "rounds": 0, "alone": 2},
+    "local": {"rounds": 3, "participation": 0.5},
+    "oracle": {"rounds": 2, "aggregate": "fedadam"},
+    "fedx": {"k": 2, "rounds": 2, "n_init": 2, "init": {"name": "moment-descent", "iterations": 2}},
+    "ifca": {
+        "k": 3,
+        "rounds": 4,
+        "n_init": 2,
+        "participation": 0.5,
+        "init": {"name": "farthest-loss", "rounds": 1},
+        "settle": 1,
+        "empty": "revive",
+        "aggregate": "fedavgm",
+    },
+    "ifca, without k": {
+        "name": "ifca",
+        "rounds": 2,
+        "init": {"name": "components", "rounds": 2, "threshold": "40%"},
+    },
+}
+
+
+def experiment_with(kind):
+    section = {"name": kind, **PAUSING[kind]}
+    return Experiment.read({**CONTENT, "loss": "half_squared", "baselines": [], "algorithm": section})
+
+
+@pytest.mark.parametrize("kind", PAUSING)
+def test_stopped_at_any_moment_it_ends_the_same(kind, tmp_path):
+    """Right after a pause, between rounds, right before a pause, and after the last one."""
+    experiment, places = experiment_with(kind), []
+    run(experiment, tmp_path / "whole", show=lambda name, moment: places.append(moment.place))
+    expected = result(tmp_path / "whole")
+    assert places[0] == Place() and len(places) > 1
+    for number in range(len(places)):
+        path, still = tmp_path / str(number), itertools.count()
+
+        def stop(name, moment, number=number, still=still):
+            if next(still) == number:
+                raise Killed
+
+        with pytest.raises(Killed):
+            run(experiment, path, show=stop)
+        seen = []
+        run(experiment, path, resume=True, show=lambda name, moment, seen=seen: seen.append(moment.place))
+        assert result(path) == expected, f"stopped at {places[number]}"
+        assert seen == places[number + 1 :]  # it went on from there
+
+
+def test_those_moments_are_before_after_and_between_pauses(tmp_path):
+    """Else the test above would not see what it should."""
+    places = []
+    run(experiment_with("srfca"), tmp_path, show=lambda name, moment: places.append(moment.place))
+    after_a_pause = [p for p in places if p.done == p.first < p.last]
+    between = [p for p in places if p.first < p.done < p.last]
+    before_a_pause = [p for p in places if p.first < p.done == p.last]
+    assert [p.done for p in after_a_pause] == [0, 2, 4]
+    assert [p.done for p in between] == [1, 3, 5]
+    assert [p.done for p in before_a_pause] == [2, 4, 6]
+    ended = []
+    run(experiment_with("cfl"), tmp_path / "cfl", show=lambda name, moment: ended.append(moment.place))
+    assert ended[-1] == Place(6, 6, 6, ended=True)
+    found = [json.loads(line) for line in (tmp_path / "cfl" / "rounds.jsonl").read_text().splitlines()]
+    assert {"split", "last look"} <= {line.get("name") for line in found}
 
 
 # -- a disk that is really full ---------------------------------------------------------------------------
@@ -243,15 +332,11 @@ def test_a_resumed_run_keeps_the_batches_it_began_with(tmp_path, monkeypatch):
         monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / cache))
         monkeypatch.setattr(tuning, "_quickest", fastest)
 
-    def stop(name, logs, done):
-        if done == 2:
-            raise Killed
-
     measured("cache-a", min)
     run(experiment, tmp_path / "whole")
     measured("cache-b", min)
     with pytest.raises(Killed):
-        run(experiment, tmp_path / "stopped", show=stop)
+        run(experiment, tmp_path / "stopped", show=stopping_at("global", 2))
     notes = json.loads((tmp_path / "stopped" / "batch.json").read_text())
     measured("cache-c", max)
     run(experiment, tmp_path / "stopped", resume=True)

@@ -3,8 +3,13 @@
 import jax
 import numpy as np
 
-from coterie.algorithms.observer import Observer
+from coterie.algorithms.observer import Moment, Observer, Place
 from coterie.clustering.history import Event
+
+
+def told(new, done):
+    """A moment for observers that only look at what is new and how many rounds are done."""
+    return Moment(states=None, place=Place(done), ids=np.arange(4), spec=None, new=new)
 
 
 class Between(Observer):
@@ -45,3 +50,19 @@ class Continue(Observer):
         moment = self.moment
         arrays = {name: np.asarray(a) for name, a in stacked.named(moment.states).items()}
         return Saved(arrays, moment.place, moment.ids, moment.spec, self.records)
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
+class Kill(Observer):
+    """Ends a run after so many moments: stands behind what writes them down."""
+
+    def __init__(self, moments):
+        self.left = moments
+
+    def after(self, moment):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed

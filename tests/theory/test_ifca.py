@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from support.observers import Remember
 
 import coterie as ct
 from coterie.models import stacked
@@ -10,20 +11,10 @@ from coterie.models import stacked
 SIGMA, K, DIM = 0.1, 2, 10
 
 
-class Trace:
-    """Watches a run for the models after every round."""
-
-    def __init__(self):
-        self.models = []
-
-    def clients(self):
-        return None
-
-    def resume(self, restored):
-        return None
-
-    def after(self, state, federation, logs, done):
-        self.models.append(np.asarray(stacked.to_matrix(stacked.take(state.models, 0)), float))
+def distances(watch, truth):
+    """max_j ||theta_j - theta*_j|| at every moment of a run."""
+    each = [stacked.to_matrix(stacked.take(moment.states.models, 0)) for moment in watch.moments]
+    return np.array([np.linalg.norm(np.asarray(models, float) - truth, axis=1).max() for models in each])
 
 
 def errors(m, fresh, rounds, seed):
@@ -39,12 +30,12 @@ def errors(m, fresh, rounds, seed):
     start = data.models + apart / 4 * away / np.linalg.norm(away, axis=1, keepdims=True)
     # the loss is (y - f)^2, so that the effective step is 2 gamma p: gamma = c_1 / p with c_1 = 1/2
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.5 * K, steps=1))
-    watch = Trace()
+    watch = Remember()
     clients = ct.Simulation(data.train, batch=20, devices=jax.local_devices()[:1])
     ct.IFCA(k=K, rounds=rounds, init=start.astype(np.float32), average="gradients", resample=True).fit(
-        clients, learner, seed=seed, observer=watch
+        clients, learner, seed=seed, observers=[watch]
     )
-    return np.array([np.linalg.norm(models - data.models, axis=1).max() for models in watch.models])
+    return distances(watch, data.models)
 
 
 def floor(m, fresh):
@@ -65,11 +56,11 @@ def test_a_step_too_small_does_not_halve_it():
     # so that the test above means something: with a tenth of the step the error hardly falls
     data = ct.data.mixed_regression(k=K, clients=100, examples=640, dim=DIM, noise=SIGMA, seed=0)
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05 * K, steps=1))
-    watch = Trace()
+    watch = Remember()
     ct.IFCA(
         k=K, rounds=4, init=(data.models + 0.1).astype(np.float32), average="gradients", resample=True
-    ).fit(data.train, learner, observer=watch)
-    error = np.array([np.linalg.norm(models - data.models, axis=1).max() for models in watch.models])
+    ).fit(data.train, learner, observers=[watch])
+    error = distances(watch, data.models)
     assert (error[1:] > error[:-1] / 2 + floor(100, 80)).any()
 
 

@@ -6,7 +6,7 @@ Theorems 4.8 and 4.11, and the robustness of TrimmedMeanGD on which they rest.
 import jax
 import numpy as np
 import pytest
-from references import gradient
+from support.references import gradient
 
 import coterie as ct
 from coterie.models import stacked

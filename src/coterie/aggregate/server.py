@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,10 @@ class FedAvgM(ServerOptimiser):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(ServerOptimiser):
-    """Adam on the server, with tau of the paper as `eps`."""
+    """Adam on the server, as Algorithm 2 of Reddi et al. has it, with tau as `eps`.
+
+    There is no correction for moments that are short of history; instead v begins at tau^2.
+    """
 
     lr: float = 0.01
     b1: float = 0.9
@@ -94,11 +97,30 @@ class FedAdam(ServerOptimiser):
         super().__post_init__()
         _below_one("b1", self.b1)
         _below_one("b2", self.b2)
-        if not self.eps > 0:
-            raise SettingError(f"eps must be positive, not {self.eps}.")
+        if not 0 < self.eps < float("inf"):
+            raise SettingError(f"eps must be a positive number, not {self.eps}.")
 
     def optimiser(self) -> optax.GradientTransformation:
-        return optax.adam(self.lr, self.b1, self.b2, self.eps)
+        def init(model: PyTree) -> Moments:
+            return Moments(
+                jax.tree.map(jnp.zeros_like, model),
+                jax.tree.map(lambda w: jnp.full_like(w, self.eps**2), model),
+            )
+
+        def update(gradient: PyTree, kept: Any, _: PyTree = None) -> tuple[PyTree, Moments]:
+            m = jax.tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, kept.m, gradient)
+            v = jax.tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g**2, kept.v, gradient)
+            step = jax.tree.map(lambda m, v: -self.lr * m / (jnp.sqrt(v) + self.eps), m, v)
+            return step, Moments(m, v)
+
+        return optax.GradientTransformation(init, update)
+
+
+class Moments(NamedTuple):
+    """What Adam keeps: running means of the gradient, and of its square."""
+
+    m: PyTree
+    v: PyTree
 
 
 def _below_one(name: str, value: float) -> None:

@@ -9,12 +9,11 @@ import dataclasses
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from coterie.aggregate import Aggregator, Mean, SoftSumming
 from coterie.algorithms import algorithm
-from coterie.algorithms.algorithm import Algorithm, Result, Round, lowest_loss, unknown
+from coterie.algorithms.algorithm import Algorithm, Result, Round, unknown
 from coterie.algorithms.parts import clusters
 from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.errors import SettingError
@@ -22,7 +21,7 @@ from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
 from coterie.initialise import Random
 from coterie.learn.learner import Learner
-from coterie.learn.tasks import MeasureLosses, WeighAndTrain, lowest
+from coterie.learn.tasks import WeighAndTrain
 from coterie.models import stacked
 
 
@@ -98,10 +97,8 @@ class FedX(Algorithm[State]):
 
     # line 2, then line 6 once more for everybody under the final models
     def finish(self, server: Server, state: State) -> Exchange[Result]:
-        answers = yield Ask(MeasureLosses(state.models))
-        losses, told, objective = lowest_loss(answers)
-        assignment = np.where(told, np.asarray(lowest(losses)), np.asarray(state.assignment))
-        return Result(assignment, state.models, objective, losses)
+        result = yield from clusters.chosen_by_everybody(state)
+        return result
 
     @property
     def averaging(self) -> Averaging:

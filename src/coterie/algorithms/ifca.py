@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
 from coterie.aggregate import Aggregator, Denominator, Mean
 from coterie.algorithms import algorithm
-from coterie.algorithms.algorithm import Algorithm, Result, Round, client_rows, lowest_loss, unknown
+from coterie.algorithms.algorithm import Algorithm, Result, Round, client_rows, unknown
 from coterie.algorithms.parts import clusters, resampling
 from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.algorithms.parts.revival import revived
@@ -24,7 +23,7 @@ from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
 from coterie.initialise import Random
 from coterie.learn.learner import Learner
-from coterie.learn.tasks import MeasureLosses, Send, lowest
+from coterie.learn.tasks import Send
 
 
 class State(algorithm.State):
@@ -139,10 +138,8 @@ class IFCA(Algorithm[State]):
     # line 17, then line 6 once more for everybody under the final models: the assignment, and the training
     # loss by which the best start is kept
     def finish(self, server: Server, state: State) -> Exchange[Result]:
-        answers = yield Ask(MeasureLosses(state.models))
-        losses, told, objective = lowest_loss(answers)
-        assignment = np.where(told, np.asarray(lowest(losses)), np.asarray(state.assignment))
-        return Result(assignment, state.models, objective, losses)
+        result = yield from clusters.chosen_by_everybody(state)
+        return result
 
     # -- the parts ---------------------------------------------------------------------------------------
 

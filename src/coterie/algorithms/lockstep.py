@@ -22,8 +22,9 @@ def in_step(
 ) -> list[T]:
     """What each start's exchange returns.
 
-    All that ask the same kind of thing at the same time do so in one exchange. Asks without a key get one
-    derived from `key`, so that not always the same clients drop out.
+    All that ask the same kind of thing at the same time do so in one exchange, whose key is that of the
+    first: clients derive one for each start from it. Asks without a key get one derived from `key`, so that
+    not always the same clients drop out.
     """
     results: dict[int, T] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
@@ -55,7 +56,8 @@ def _alike(asks: dict[int, Ask]) -> list[list[int]]:
         # of what is summed on the way, no start could leave out the clients of another
         who = None if ask.clients is None else ask.clients.tobytes() if ask.reduce is not None else "some"
         shapes = jax.tree.map(lambda a: (np.shape(a), str(jnp.result_type(a))), everybody)
-        sort = kind, str(shapes), tuple(each), ask.only is None, who, ask.reduce, ask.least
+        rows = jax.tree.map(lambda a: (np.shape(a)[1:], str(jnp.result_type(a))), each)
+        sort = kind, str(shapes), str(rows), ask.only is None, who, ask.reduce, ask.least
         groups.setdefault(sort, []).append(start)
     return list(groups.values())
 

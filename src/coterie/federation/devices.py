@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 
 def use_every_core() -> None:
@@ -29,3 +32,12 @@ def mesh(devices: Sequence[Any]) -> jax.sharding.Mesh | None:
     if len(devices) == 1:
         return None
     return jax.make_mesh((len(devices),), ("clients",), (jax.sharding.AxisType.Auto,), devices=devices)
+
+
+def spread(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Any:
+    """An array of one row per client on the devices; blank rows, of `fill`, make it divide evenly."""
+    if grid is None:
+        return jax.device_put(np.asarray(array), device)
+    blank = -len(array) % grid.size
+    padding = np.full((blank, *array.shape[1:]), fill, array.dtype)
+    return jax.device_put(np.concatenate([array, padding]), NamedSharding(grid, P("clients")))

@@ -38,6 +38,17 @@ class Memory(eqx.Module):
         return Memory({n: self.kept[n] for n in names}, {n: self.knows[n] for n in names})
 
 
+class Rows(eqx.Module):
+    """A bucket of shards on the devices, padded with blank rows to a multiple of their number."""
+
+    x: Array  # (rows, capacity, ...)
+    y: Array
+    size: Int[Array, " rows"]
+    token: UInt32[Array, "rows 2"]
+    place: Int[Array, " rows"]  # position of the client; the number of clients for a blank row
+    memory: Memory = Memory()  # of the tasks of the run
+
+
 class Share(eqx.Module):
     """The clients of one bucket that take part in an ask, or one device's share of them."""
 

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped, UInt32
+from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
 from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
 from coterie.federation import debug, streaming
 from coterie.federation.chosen import Chosen, chosen
-from coterie.federation.devices import mesh, use_every_core
-from coterie.federation.program import Memory, Program, Share
+from coterie.federation.devices import mesh, spread, use_every_core
+from coterie.federation.program import Memory, Program, Rows, Share
 from coterie.federation.protocol import Answers, Reduction, checked_positions
 from coterie.learn import losses
 from coterie.learn.learner import Learner
@@ -30,17 +30,6 @@ from coterie.models import stacked
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 _MATMUL = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
-
-
-class Rows(eqx.Module):
-    """A bucket of shards on the devices, padded with blank rows to a multiple of their number."""
-
-    x: Array  # (rows, capacity, ...)
-    y: Array
-    size: Int[Array, " rows"]
-    token: UInt32[Array, "rows 2"]
-    place: Int[Array, " rows"]  # position of the client; the number of clients for a blank row
-    memory: Memory = Memory()  # of the tasks of the run
 
 
 @dataclass(frozen=True)
@@ -115,7 +104,7 @@ class Simulation:
             self._rows = tuple(self._put(b, tokens[b.clients], b.clients) for b in shards.buckets)
 
     def _put(self, bucket: Bucket, tokens: np.ndarray, place: np.ndarray) -> Rows:
-        put = partial(_put, grid=self._settings.mesh, device=self._device)
+        put = partial(spread, grid=self._settings.mesh, device=self._device)
         return Rows(
             x=put(bucket.x),
             y=put(bucket.y),
@@ -264,7 +253,7 @@ class Simulation:
             asked = self.select(positions[real])
             own, one = stacked.take((each, only), np.flatnonzero(real))
             answers = self._ask(kind, everybody, own, one, asked, key, reduce, starts)
-            return _with_blanks(answers, positions, real, reduce is not None, starts)
+            return streaming.with_blanks(answers, positions, real, reduce is not None, starts)
         if self._settings.debug:
             program = Program(kind, reduce, starts, self._settings.drop, len(positions))
             return debug.ask(self.shards, self._learner, program, positions, everybody, each, only, key)
@@ -328,35 +317,6 @@ def _check(batch: int | str, precision: str | None, drop: float) -> None:
         raise SettingError(f"drop must be a probability below 1, not {drop}.")
 
 
-def _put(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Any:
-    if grid is None:
-        return jax.device_put(np.asarray(array), device)
-    blank = -len(array) % grid.size
-    padding = np.full((blank, *array.shape[1:]), fill, array.dtype)
-    return jax.device_put(np.concatenate([array, padding]), NamedSharding(grid, P("clients")))
-
-
-def _with_blanks(
-    answers: Answers, positions: np.ndarray, real: np.ndarray, reduced: bool, starts: int | None
-) -> Answers:
-    """The answers of the clients that were asked, in their places among blank ones."""
-    index = np.maximum(np.cumsum(real) - 1, 0)  # a blank place holds what some other one holds
-    axis = 0 if starts is None else 1
-
-    def spread(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda a: jnp.take(a, index, axis), tree)
-
-    return Answers(
-        clients=jnp.asarray(positions, jnp.int32),
-        answered=spread(answers.answered) & jnp.asarray(real),
-        report=spread(answers.report),
-        cluster=spread(answers.cluster),
-        weight=spread(answers.weight),
-        value=answers.value if reduced else spread(answers.value),
-        traffic=answers.traffic[index].only_to(jnp.asarray(real)),
-    )
-
-
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _ask(
     simulation: Simulation,
@@ -397,7 +357,7 @@ def _ask(
                 sums, (replies, answered) = program.run(learner, everybody, key, share, batch, sums)
                 if memories:
                     remembered.append(share.remembered(memories[i], replies.keep or {}, answered))
-                kept.append((eqx.tree_at(lambda r: r.keep, replies, None, is_leaf=_is_none), answered))
+                kept.append((replace(replies, keep=None), answered))
             return sums if settings.mesh is None else jax.lax.psum(sums, "clients"), kept, remembered
 
         if settings.mesh is not None:
@@ -414,10 +374,6 @@ def _ask(
     real = asked < settings.clients
     traffic = program.traffic(everybody, each, only, shape).only_to(real)
     return program.answers(asked, replies, answered & real, sums, traffic), remembered
-
-
-def _is_none(node: Any) -> bool:
-    return node is None
 
 
 def _shares(

@@ -1,9 +1,10 @@
-"""An ask over data that stays in host memory or on disk: only the clients of one block are on the device."""
+"""Asks from the host: over data that stays there, block by block, and with places that are blank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
@@ -67,4 +68,25 @@ def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool, sta
         weight=answers.weight[where],
         value=answers.value if reduced else stacked.take(answers.value, where),
         traffic=answers.traffic[:count],
+    )
+
+
+def with_blanks(
+    answers: Answers, positions: np.ndarray, real: np.ndarray, reduced: bool, starts: int | None
+) -> Answers:
+    """The answers of the clients that were asked, in their places among blank ones."""
+    index = np.maximum(np.cumsum(real) - 1, 0)  # a blank place holds what some other one holds
+    axis = 0 if starts is None else 1
+
+    def spread(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: jnp.take(a, index, axis), tree)
+
+    return Answers(
+        clients=jnp.asarray(positions, jnp.int32),
+        answered=spread(answers.answered) & jnp.asarray(real),
+        report=spread(answers.report),
+        cluster=spread(answers.cluster),
+        weight=spread(answers.weight),
+        value=answers.value if reduced else spread(answers.value),
+        traffic=answers.traffic[index].only_to(jnp.asarray(real)),
     )

@@ -35,6 +35,8 @@ class Components:
     def __call__(self, server: Server, key: Key[Array, ""], k: int | None) -> Exchange[PyTree]:
         from coterie.algorithms.srfca import one_shot  # which has initialisers of its own
 
+        if k is not None:
+            raise SettingError(f"Components() finds the number of clusters by itself, but k is {k}.")
         if self.rounds < 1:
             raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
         w0, own = fresh_model(server, key), keys.numbered(key, 1)[0]

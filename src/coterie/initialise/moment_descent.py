@@ -72,7 +72,7 @@ class MomentDescent:
         by lot, the same ones for all restarts, and anchors may be among them (but see `fresh`).
     fresh
         Use no example twice, as lines 7 and 11 have it and the theory needs it: other clients in each
-        iteration, no anchors (of any restart) among them, and another part of each anchor's examples.
+        iteration, no anchors among them, and another part of each anchor's examples.
         Algorithm 3 then always begins at random.
     noise
         Remark 2: the standard deviation of the noise on the models that clients are sent for the subspace. A

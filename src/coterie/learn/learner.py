@@ -94,7 +94,7 @@ class Learner:
 
     def shapes_for(self, x: Array | np.ndarray) -> PyTree:
         """The shapes of the parameters for such features."""
-        return jax.eval_shape(lambda key: self.model.init(key, x[:1]), jax.random.key(0))
+        return jax.eval_shape(lambda: self.model.init(jax.random.key(0), x[:1]))  # a key outside starts JAX
 
     def per_example(self, params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
         """The loss of every example of a batch."""

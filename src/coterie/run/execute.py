@@ -16,7 +16,7 @@ from coterie.clustering import Clustering, Evaluation, load
 from coterie.clustering.result import ChosenBy
 from coterie.data import nodes
 from coterie.data.federated import Federated
-from coterie.errors import FederationError
+from coterie.errors import FederationError, SettingError
 from coterie.evaluate import metrics
 from coterie.federation import Federation, tuning
 from coterie.federation.simulation import Simulation
@@ -60,8 +60,12 @@ def execute(
     ]
     # an impossible setting should be heard of before the folder is touched
     learner = experiment.make_learner().for_data(spec)
-    for each in (experiment, *(baseline for _, baseline in baselines)):
-        _algorithm(each, clients).check(clients.federation.clients, learner)
+    _algorithm(experiment, clients).check(clients.federation.clients, learner)
+    for _, baseline in baselines:
+        try:
+            _algorithm(baseline, clients).check(clients.federation.clients, learner)
+        except SettingError as error:
+            raise SettingError(f"baselines: {baseline.algorithm['name']}: {error}") from error
     folder.claim(experiment, resume, overwrite)
     found = _one(experiment, clients, folder, checkpoint_every, progress)
     for part, baseline in baselines:

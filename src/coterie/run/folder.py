@@ -127,7 +127,9 @@ def _checkpoint(path: Path) -> tuple[np.ndarray, Spec, Place, int] | None:
         with safe_open(path, framework="numpy") as file:
             words = file.metadata() or {}
         ids, spec = np.array(json.loads(words["clients"])), Spec.from_json(json.loads(words["spec"]))
-        return ids, spec, Place(*json.loads(words["place"])), int(words["lines"])
+        done, first, last, ended = json.loads(words["place"])
+        place = Place(int(done), int(first), int(last), bool(ended))
+        return ids, spec, place, int(words["lines"])
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} does not fit this experiment ({str(error).rstrip('.')}): start again with --overwrite."
@@ -146,7 +148,7 @@ class Recorder(Observer):
         self._checkpoint = folder.path / CHECKPOINT
         self._every = every
         self._saved = time.monotonic()
-        self._lines: int | None = None  # that the file of rounds holds; of an earlier run, if None
+        self._lines: int | None = None  # that the file of rounds holds; None while they are not this run's
 
     def saved(self) -> Saved | None:
         """The run at the last checkpoint; see `Observer`."""
@@ -179,7 +181,9 @@ class Recorder(Observer):
 
     def after(self, moment: Moment) -> None:
         """Something happened; see `Observer`."""
-        with storage.writing(self._rounds), open(self._rounds, "w" if self._lines is None else "a") as file:
+        if self._lines is None:
+            storage.write_text(self._rounds, "")
+        with storage.writing(self._rounds), open(self._rounds, "a") as file:
             file.writelines(record.to_line() + "\n" for record in moment.new)
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """The IFCA paper's sentences about its Figure 2, judged on results planted on either side of them."""
 
 import pytest
-from planted_figure2 import planted
+from support.planted_figure2 import planted
 
 from coterie.papers import find
 

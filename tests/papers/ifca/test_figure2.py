@@ -1,7 +1,7 @@
 """Figure 2 of the IFCA paper: what is computed, and what is measured."""
 
 import pytest
-from planted_figure2 import planted
+from support.planted_figure2 import planted
 
 from coterie.errors import ConfigError
 from coterie.papers import FIGURES, find, reproduce

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
+from support import references
 
 from coterie.papers.ifca.recovery import Problem, distances, drawn, learned, told_apart, trials
 

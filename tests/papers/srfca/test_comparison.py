@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, diverged
-from coterie.papers.listing import FIGURES, find
+from coterie.papers.figures import FIGURES, find
 from coterie.papers.reproduce import reproduce
-from coterie.papers.srfca import costs
 from coterie.papers.srfca.authors import AUTHORS, METHODS
 from coterie.papers.srfca.comparison import TUNING_DRAW
 from coterie.papers.srfca.methods import TEXT, Method
@@ -95,7 +94,7 @@ class Spy:
 def test_no_setting_is_chosen_on_an_image_that_any_draw_is_tested_on(population):
     experiment = replace(find("srfca/digits", "small", "text"), clients=8)
     seen: set = set()
-    method = Method("spy", lambda problem, settings: Spy(seen, best=0.8), costs.averaging)
+    method = Method("spy", lambda problem, settings: Spy(seen, best=0.8))
     chosen, tried = experiment.tuned(population, method, seed=0)
     assert chosen["rate"] == pytest.approx(0.8) and len(tried["rate"]) > 3  # it did choose
     draws = [POPULATIONS[population].make(8, seed) for seed in range(experiment.trials)]
@@ -108,7 +107,7 @@ def test_no_setting_is_chosen_on_an_image_that_any_draw_is_tested_on(population)
 
 def test_step_sizes_with_which_training_diverges_are_not_chosen():
     experiment = replace(find("srfca/digits", "small", "text"), clients=8)
-    method = Method("spy", lambda problem, settings: Spy(set(), best=0.8, most=0.03), costs.averaging)
+    method = Method("spy", lambda problem, settings: Spy(set(), best=0.8, most=0.03))
     chosen, tried = experiment.tuned("rotated", method, seed=0)
     assert chosen["rate"] == 0.025 and max(tried["rate"]) == 0.2 and min(tried["rate"]) < 0.025
 
@@ -157,7 +156,8 @@ def test_all_methods_know_how_to_train():
             chosen = {"rate": 0.3, "threshold": 0.05, "trim": 0.2, "mu": 0.7, "pull": 0.4}
             chosen = {name: chosen[name] for name in METHODS[method].tuned}
             algorithm = experiment.algorithm(population, METHODS[method], chosen, data)
-            algorithm.check(8)
+            learner = experiment.learner(population, METHODS[method], chosen)
+            algorithm.check(8, learner.for_data(data.train.spec))
             local = experiment.learner(population, METHODS[method], chosen).local
             assert local.proximal == chosen.get("mu", 0.0)
             if "threshold" in chosen:

@@ -6,10 +6,15 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
+from coterie.algorithms.algorithm import Result, State, lowest_loss
 from coterie.errors import SettingError
+from coterie.federation.exchange import Exchange
+from coterie.federation.protocol import Ask
 from coterie.initialise import Components, Given
+from coterie.learn.tasks import MeasureLosses, lowest
 
 
 def initialiser(init: Any) -> Any:
@@ -43,6 +48,14 @@ def check_number(k: int | None, clients: int) -> None:
         raise SettingError(f"k must be at least 1, not {k}.")
     if k > clients:
         raise SettingError(f"k={k} clusters need at least as many clients; there are {clients}.")
+
+
+def chosen_by_everybody(state: State) -> Exchange[Result]:
+    """The clusters of all clients under the final models; one that does not answer keeps what is known."""
+    answers = yield Ask(MeasureLosses(state.models))
+    losses, told, objective = lowest_loss(answers)
+    assignment = np.where(told, np.asarray(lowest(losses)), np.asarray(state.assignment))
+    return Result(assignment, state.models, objective, losses)
 
 
 def first_told(

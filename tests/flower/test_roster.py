@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from in_process import Between, InProcessGrid, app_of
-from references import ifca, local_update, loss
+from support.in_process import InProcessGrid, app_of
+from support.observers import Between
+from support.references import ifca, loss
 
 import coterie as ct
 from coterie import keys
 from coterie.data.shards import Shards
 from coterie.errors import FederationError
-from coterie.federation.flower import FlowerFederation, roster, wire
+from coterie.flower import FlowerFederation, roster, wire
 from coterie.run.config import Experiment
 from coterie.run.execute import execute
 from coterie.run.folder import Recorder, RunFolder
@@ -108,7 +109,7 @@ def test_the_order_of_the_nodes_changes_nothing():
 def test_a_client_that_joins_late_takes_part_from_the_round_after_it_is_known():
     grid = grid_of(*NAMES[:4])
     happen = {1: lambda: grid.join(app("a"))}
-    found = ct.IFCA(k=2, rounds=4, init=START).fit(federation(grid), LEARNER, observer=Between(happen))
+    found = ct.IFCA(k=2, rounds=4, init=START).fit(federation(grid), LEARNER, observers=[Between(happen)])
     # in round 1 it is greeted, behind the others it is let in
     agrees(found, NAMES, [FOUR, FOUR, FIVE, FIVE])
     assert [r.asked for r in found.history] == [4, 4, 5, 5]
@@ -123,7 +124,7 @@ def test_a_late_client_counts_as_one_of_those_who_may_be_drawn():
     grid = grid_of(*NAMES[:4])
     happen = {1: lambda: grid.join(app("a"))}
     algorithm = ct.IFCA(k=2, rounds=6, init=START, participation=0.75)
-    found = algorithm.fit(federation(grid), LEARNER, seed=1, observer=Between(happen))
+    found = algorithm.fit(federation(grid), LEARNER, seed=1, observers=[Between(happen)])
     drawn = [
         keys.participants(1, t, keys.tokens(NAMES[:count]), round(0.75 * count)).tolist()
         for t, count in enumerate([4, 4, 5, 5, 5, 5])
@@ -132,28 +133,20 @@ def test_a_late_client_counts_as_one_of_those_who_may_be_drawn():
     agrees(found, NAMES, drawn)
 
 
-def test_a_client_that_joins_local_training_late_trains_in_the_rounds_that_are_left():
+def test_local_training_is_one_exchange_that_nobody_can_join_later():
     grid = grid_of(*NAMES[:4])
-    happen = {1: lambda: grid.join(app("a"))}
-    found = ct.Local(rounds=4).fit(federation(grid), LEARNER, seed=0, chunk=1, observer=Between(happen))
-    assert found.ids.tolist() == NAMES
-    assert found.assignment.tolist() == FIVE
-    one = LEARNER.for_data(RAW.train.spec).init(keys.purpose(0, "init"), RAW.train.spec)
-    expected = np.repeat(np.asarray(one.layers[0].weight), 5, axis=0)
-    for i, rounds in enumerate([4, 4, 4, 4, 2]):
-        for _ in range(rounds):
-            expected[i] = local_update(expected[i], *EXAMPLES[i], LR, STEPS)
-    np.testing.assert_allclose(matrix(found.models), expected, rtol=1e-5, atol=1e-6)
-    assert [r.answered for r in found.history] == [4, 4, 5, 5]
-    assert [len(r.sizes) for r in found.history] == [4, 4, 5, 5]
-    assert found.history.assignments()[:, 4].tolist() == [-1, -1, 4, 4]
+    grid.before_push = lambda kind: kind == wire.ASK and grid.join(app("a"))
+    found = ct.Local(rounds=4).fit(federation(grid), LEARNER, seed=0)
+    assert found.ids.tolist() == NAMES[:4] and found.assignment.tolist() == FOUR
+    assert [r.answered for r in found.history] == [4, 4, 4, 4]
+    assert grid.asks() == 1
 
 
 def test_a_client_that_joins_one_run_is_there_from_the_beginning_of_the_next():
     grid = grid_of(*NAMES[:4])
     here = federation(grid)
     happen = {1: lambda: grid.join(app("a"))}
-    ct.IFCA(k=2, rounds=2, init=START).fit(here, LEARNER, observer=Between(happen))
+    ct.IFCA(k=2, rounds=2, init=START).fit(here, LEARNER, observers=[Between(happen)])
     found = ct.Local(rounds=2).fit(here, LEARNER)
     assert [r.answered for r in found.history] == [5, 5]
     assert found.ids.tolist() == NAMES
@@ -165,7 +158,7 @@ def test_a_stranger_that_never_says_who_it_is_holds_nobody_up():
     def joins():
         grid.nodes[grid.join(app("a"))].silent = True
 
-    found = ct.IFCA(k=2, rounds=3, init=START).fit(federation(grid), LEARNER, observer=Between({1: joins}))
+    found = ct.IFCA(k=2, rounds=3, init=START).fit(federation(grid), LEARNER, observers=[Between({1: joins})])
     agrees(found, NAMES[:4], [FOUR] * 3)
     assert all(r.missing == {} for r in found.history)
     assert len(grid.nodes[5].heard) == 1  # it is not greeted again and again
@@ -177,7 +170,7 @@ def test_a_node_that_could_not_say_who_it_is_is_greeted_again(monkeypatch):
     grid.nodes[5].twist = lambda content: wire.refusal_records("the file is not there yet.")
     happen = {1: lambda: setattr(grid.nodes[5], "twist", None)}
     found = ct.IFCA(k=2, rounds=30, init=START).fit(
-        federation(grid, poll=0.02), LEARNER, observer=Between(happen)
+        federation(grid, poll=0.02), LEARNER, observers=[Between(happen)]
     )
     assert found.ids.tolist() == NAMES
     assert found.history[0].asked == 4 and found.history[29].asked == 5
@@ -193,7 +186,9 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client():
         grid.nodes[2].online = False
         assert grid.join(app("b10")) == 5
 
-    found = ct.IFCA(k=2, rounds=4, init=START).fit(federation(grid), LEARNER, observer=Between({1: restarts}))
+    found = ct.IFCA(k=2, rounds=4, init=START).fit(
+        federation(grid), LEARNER, observers=[Between({1: restarts})]
+    )
     participants = [[i for i in FOUR if NAMES[i] not in sum(r.missing.values(), ())] for r in found.history]
     assert participants[2:] == [FOUR, FOUR]
     agrees(found, NAMES[:4], participants)
@@ -204,7 +199,7 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client():
 def test_a_node_that_holds_another_clients_data_by_now_is_not_taken_for_the_first():
     grid = grid_of(*NAMES[:4])
     happen = {1: lambda: setattr(grid.nodes[2], "app", app("a"))}
-    found = ct.IFCA(k=2, rounds=5, init=START).fit(federation(grid), LEARNER, observer=Between(happen))
+    found = ct.IFCA(k=2, rounds=5, init=START).fit(federation(grid), LEARNER, observers=[Between(happen)])
     without = [0, 2, 3]
     participants = [FOUR, without, without, [0, 2, 3, 4], [0, 2, 3, 4]]
     missing = [r.missing for r in found.history]
@@ -224,7 +219,7 @@ def test_of_two_nodes_of_one_name_the_second_is_not_let_in_while_the_first_is_th
         2: lambda: setattr(grid.nodes[3], "online", False),  # the first leaves
         3: lambda: setattr(grid.nodes[3], "online", True),  # and comes back, too late
     }
-    found = ct.IFCA(k=2, rounds=4, init=START).fit(federation(grid), LEARNER, observer=Between(happen))
+    found = ct.IFCA(k=2, rounds=4, init=START).fit(federation(grid), LEARNER, observers=[Between(happen)])
     assert found.ids.tolist() == NAMES[:4]
     asked = [nodes for kind, nodes in grid.exchanges if kind == wire.ASK]
     assert asked == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 4, second], [1, 2, 4, second], [1, 2, 4, second]]
@@ -254,7 +249,7 @@ def test_two_nodes_of_one_name_are_complained_of_when_too_few_answer():
     happen = {1: lambda: (setattr(grid.nodes[1], "online", False), setattr(grid.nodes[3], "online", False))}
     with pytest.raises(FederationError, match="two nodes say that they are client 'd'"):
         ct.IFCA(k=2, rounds=2, init=START).fit(
-            federation(grid, min_clients=3, wait=0.2), LEARNER, observer=Between(happen)
+            federation(grid, min_clients=3, wait=0.2), LEARNER, observers=[Between(happen)]
         )
 
 
@@ -294,7 +289,7 @@ def test_the_odd_one_out_is_refused_wherever_it_comes(place):
 def test_a_late_node_with_other_examples_is_never_asked():
     grid = grid_of(*NAMES[:4])
     happen = {1: lambda: grid.join(app("a", MISFITS["more features"][0]))}
-    found = ct.IFCA(k=2, rounds=3, init=START).fit(federation(grid), LEARNER, observer=Between(happen))
+    found = ct.IFCA(k=2, rounds=3, init=START).fit(federation(grid), LEARNER, observers=[Between(happen)])
     agrees(found, NAMES[:4], [FOUR] * 3)
     assert [m.metadata.message_type for m in grid.nodes[5].heard] == [wire.HELLO]
 
@@ -374,7 +369,7 @@ def test_a_late_client_with_more_classes_is_refused_and_told_of():
         3: lambda: [setattr(grid.nodes[n], "online", False) for n in (1, 2)],
     }
     with pytest.raises(FederationError) as raised:
-        ct.Global(rounds=4).fit(federation(grid, wait=0.2), CLASSIFIER, observer=Between(happen))
+        ct.Global(rounds=4).fit(federation(grid, wait=0.2), CLASSIFIER, observers=[Between(happen)])
     assert "client 'd' has 4 classes, but training began with 3" in str(raised.value)
     assert [m.metadata.message_type for m in grid.nodes[4].heard] == [wire.HELLO]
 
@@ -382,7 +377,7 @@ def test_a_late_client_with_more_classes_is_refused_and_told_of():
 def test_a_late_client_with_fewer_classes_takes_part():
     grid = classes_of(3, 3)
     happen = {1: lambda: grid.join(labelled("c", 2))}
-    found = ct.Global(rounds=3).fit(federation(grid), CLASSIFIER, observer=Between(happen))
+    found = ct.Global(rounds=3).fit(federation(grid), CLASSIFIER, observers=[Between(happen)])
     assert [r.answered for r in found.history] == [2, 2, 3]
 
 
@@ -393,27 +388,23 @@ class Crash(Exception):
     """The server is gone."""
 
 
-def crash_after(done, folder):
-    """A recorder whose server is gone after some rounds."""
-
-    def show(logs, now):
-        if now == done:
-            raise Crash
-
-    return Recorder(RunFolder(folder), show, every=0.0)
+def crash():
+    raise Crash
 
 
 ALGORITHM = ct.IFCA(k=2, rounds=4, init=START)
 
 
-def interrupted(grid, folder, algorithm=ALGORITHM, learner=LEARNER, done=2):
+def interrupted(grid, folder, algorithm=ALGORITHM, learner=LEARNER, happen=None):
+    """A run whose server is gone after two rounds, unless something else happens."""
+    recorder = Recorder(RunFolder(folder), every=0.0)
     with pytest.raises(Crash):
-        algorithm.fit(federation(grid), learner, observer=crash_after(done, folder))
+        algorithm.fit(federation(grid), learner, observers=[recorder, Between(happen or {2: crash})])
 
 
 def resumed(grid, folder, algorithm=ALGORITHM, learner=LEARNER, **terms):
     here = federation(grid, wait=1, **terms)
-    return algorithm.fit(here, learner, observer=Recorder(RunFolder(folder), every=0.0))
+    return algorithm.fit(here, learner, observers=[Recorder(RunFolder(folder), every=0.0)])
 
 
 def test_clients_keep_their_positions_when_a_run_is_resumed(tmp_path):
@@ -448,17 +439,33 @@ def test_newcomers_to_a_resumed_run_are_let_in_behind_the_others(tmp_path):
 
 def test_late_joiners_of_an_interrupted_run_are_remembered(tmp_path):
     grid = grid_of(*NAMES[:4])
-
-    def show(logs, done):
-        if done == 1:
-            grid.join(app("a"))
-        if done == 3:
-            raise Crash
-
-    with pytest.raises(Crash):
-        ALGORITHM.fit(federation(grid), LEARNER, observer=Recorder(RunFolder(tmp_path), show, every=0.0))
+    interrupted(grid, tmp_path, happen={1: lambda: grid.join(app("a")), 3: crash})
     found = resumed(grid_of("a", *NAMES[:4]), tmp_path)
     agrees(found, NAMES, [FOUR, FOUR, FIVE, FIVE])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ct.IFCA(k=2, rounds=5, n_init=2, settle=1, recheck=2, aggregate=ct.FedAvgM()),
+        ct.IFCA(k=3, rounds=5, n_init=2, empty="revive"),
+        ct.Global(rounds=5, aggregate=ct.FedAdam()),
+        ct.Oracle({"b2": 0, "b10": 1, "c": 0, "a": 1}, rounds=5),
+    ],
+)
+def test_whatever_is_kept_of_clients_is_kept_of_late_joiners_too(algorithm, tmp_path):
+    whole, grid = grid_of(*NAMES[:4]), grid_of(*NAMES[:4])
+    joins = Between({1: lambda: whole.join(app("a"))})
+    expected = algorithm.fit(federation(whole), LEARNER, observers=[joins])
+    interrupted(grid, tmp_path, algorithm, happen={1: lambda: grid.join(app("a")), 3: crash})
+    found = resumed(grid_of("a", *NAMES[:4]), tmp_path, algorithm)
+    assert found.ids.tolist() == expected.ids.tolist() == NAMES
+    assert [r.answered for r in found.history] == [r.answered for r in expected.history] == [4, 4, 5, 5, 5]
+    np.testing.assert_array_equal(matrix(found.models), matrix(expected.models))
+    assert found.history.assignments().tolist() == expected.history.assignments().tolist()
+    assert found.assignment.tolist() == expected.assignment.tolist() and (found.assignment >= 0).all()
+    if isinstance(algorithm, ct.Oracle):
+        assert found.assignment[[0, 1, 2, 4]].tolist() == [0, 1, 0, 1]
 
 
 def test_classes_are_as_before_when_a_run_is_resumed(tmp_path):

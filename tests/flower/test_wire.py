@@ -13,13 +13,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
-from in_process import carried_over
+from support.in_process import carried_over
 
 import coterie as ct
 from coterie.data.shards import Spec
-from coterie.errors import SettingError
-from coterie.federation.flower import wire
-from coterie.learn.tasks import Reply
+from coterie.errors import ClientError, SettingError
+from coterie.flower import wire
+from coterie.learn.task import Client, Kind, Reply, Task
+from coterie.learn.tasks import ChooseAndTrain, Loss
 
 SPEC = Spec((5,), "float32", (), "int32", 3)
 MLP = ct.Learner(ct.models.MLP(hidden=(4,))).for_data(SPEC)
@@ -116,7 +117,7 @@ def test_arrays_are_named_by_where_they_are():
     assert set(wire.flatten(np.ones(3), ONE)) == {"*"}
     assert set(wire.flatten(LINEAR, LINEAR)) == {"*:layers.0.weight"}
     assert set(wire.flatten({"each": BARE}, BARE)) == {"each"}
-    assert wire.flatten(None, ONE) == {} and wire.unflatten({}, ONE) is None
+    assert wire.flatten(None, ONE) == wire.flatten({}, ONE) == {} and wire.unflatten({}, ONE) is None
 
 
 def test_a_client_without_jax_sees_nested_dicts_with_models_as_named_arrays():
@@ -174,7 +175,7 @@ def test_what_does_not_travel_is_refused_in_a_sentence_that_says_where(kind, mod
     sentence = str(raised.value)
     assert "\n" not in sentence and sentence.endswith(".")
     assert "a" in sentence.split() or "[" in sentence  # the name of the place, or its path
-    assert "does not travel" in sentence or "random key" in sentence or "must be a dict" in sentence
+    assert "does not travel" in sentence or "random key" in sentence or "must be arrays" in sentence
 
 
 @pytest.mark.parametrize("array", [jnp.ones(2, jnp.bfloat16), jax.random.key(0), "text"])
@@ -205,36 +206,95 @@ def saved(save, *args, **kwargs):
     return file.getvalue()
 
 
-def an_ask(**other):
+def a_request(**other):
     usual = {
         "client": "a",
-        "task": "train",
+        "task": "ChooseAndTrain",
+        "settings": {"send": "models", "by_examples": False},
         "split": "train",
         "spec": SPEC,
-        "replicas": None,
+        "starts": None,
         "key": np.array([1, 2**32 - 1], np.uint32),
-        "broadcast": {"models:layers.0.weight": np.ones((2, 3), np.float32), "round": np.array(4, np.int32)},
+        "everybody": {"models:layers.0.weight": np.ones((2, 3), np.float32), "round": np.array(4, np.int32)},
         "each": {},
     }
-    return wire.Ask(**(usual | other))
+    return wire.Request(**(usual | other))
 
 
-ASKS = {
-    "usual": an_ask(),
-    "replicas": an_ask(replicas=3, each={"*": np.array(2, np.int32)}),
-    "held-out, nothing sent": an_ask(split="test", broadcast={}),
-    "real targets": an_ask(spec=Spec((2, 3), "uint8", (4,), "float32")),
+REQUESTS = {
+    "usual": a_request(),
+    "starts": a_request(starts=3, each={"pulls": np.array([[2.0]])}, only=np.array([1, -1, 0], np.int32)),
+    "one model only": a_request(only=np.array(0, np.int32)),
+    "held-out, nothing sent": a_request(split="test", everybody={}, settings={}),
+    "settings of all plain kinds": a_request(
+        settings={"a": 1, "b": 0.1, "c": "Zürich", "d": None, "e": True, "f": (1, 2)}
+    ),
+    "real targets": a_request(spec=Spec((2, 3), "uint8", (4,), "float32")),
 }
 
 
-@pytest.mark.parametrize("kind", ASKS)
-def test_an_ask_survives_serialisation(kind):
-    ask = ASKS[kind]
-    read = wire.Ask.read(carried_over(ask.records()))
-    for name in ("client", "task", "split", "spec", "replicas"):
-        assert getattr(read, name) == getattr(ask, name)
-    same({"key": read.key, **read.broadcast}, {"key": ask.key, **ask.broadcast})
-    same(read.each, ask.each)
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_survives_serialisation(kind):
+    request = REQUESTS[kind]
+    read = wire.Request.read(carried_over(request.records()))
+    for name in ("client", "task", "settings", "split", "spec", "starts"):
+        assert getattr(read, name) == getattr(request, name)
+        assert type(getattr(read, name)) is type(getattr(request, name))
+    same({"key": read.key, **read.everybody}, {"key": request.key, **request.everybody})
+    same((read.each, read.only), (request.each, request.only))
+
+
+# -- which task -------------------------------------------------------------------------------------------
+
+
+class Settled(Task):
+    """A task with one setting and one array."""
+
+    times: int = eqx.field(static=True)
+    more: jax.Array | None = None
+
+    def __call__(self, client: Client) -> Reply:
+        return Reply(value=client.shard.size * self.times)
+
+
+KNOWN = {"ChooseAndTrain": ChooseAndTrain, "Settled": Settled}
+
+
+def test_a_request_is_for_a_task_that_the_client_knows_with_settings_that_it_has():
+    kind, _, _ = Settled(3).split()
+    sent = a_request(task=kind.name, settings=wire.settings_to_send(kind))
+    assert wire.Request.read(carried_over(sent.records())).kind(KNOWN) == kind
+    assert kind == Kind(Settled, (("times", 3),))
+
+
+@pytest.mark.parametrize(
+    "changes, error, sentence",
+    [
+        ({"task": "everything"}, ClientError, "client 'a' does not know the task 'everything'."),
+        ({"task": "Task"}, ClientError, "client 'a' does not know the task 'Task'."),
+        ({"task": "", "settings": {}}, ClientError, "client 'a' does not know the task ''."),
+        (
+            {"task": "Settled", "settings": {"times": 3, "more": 4}},
+            wire.Unreadable,
+            "the task 'Settled' has no setting 'more'",
+        ),
+        (
+            {"settings": {"send": "models", "models": 3}},
+            wire.Unreadable,
+            "the task 'ChooseAndTrain' has no setting 'models'",
+        ),
+    ],
+)
+def test_any_other_task_or_setting_is_refused(changes, error, sentence):
+    with pytest.raises(error) as raised:
+        a_request(**changes).kind(KNOWN)
+    assert str(raised.value) == sentence
+
+
+@pytest.mark.parametrize("setting", [np.float32(1), {1, 2}, b"bytes", len, {"a": (1, 2)}])
+def test_a_setting_that_is_no_plain_value_does_not_travel(setting):
+    with pytest.raises(SettingError, match=r"^the settings of Settled are not plain values, which alone"):
+        wire.settings_to_send(Kind(Settled, (("times", setting),)))
 
 
 @pytest.mark.parametrize("name", ["a", "Zürich 7", "0", "a/b:c*", '"quoted"'])
@@ -322,10 +382,10 @@ def test_bytes_that_are_no_array_are_unreadable(kind):
 
 @pytest.mark.parametrize("kind", BYTES)
 def test_an_ask_of_such_bytes_is_unreadable(kind):
-    records = an_ask().records()
-    records["broadcast"] = bad_array(kind)
+    records = a_request().records()
+    records["everybody"] = bad_array(kind)
     with pytest.raises(wire.Unreadable, match="the ask cannot be read"):
-        wire.Ask.read(carried_over(records))
+        wire.Request.read(carried_over(records))
 
 
 def test_an_array_of_another_kind_is_unreadable():
@@ -368,23 +428,26 @@ def without(records, name):
     "records",
     [
         RecordDict(),
-        without(an_ask().records(), "ask"),
-        without(an_ask().records(), "key"),
-        without(an_ask().records(), "broadcast"),
-        without(an_ask().records(), "each"),
-        changed(an_ask().records(), "ask", client=None),
-        changed(an_ask().records(), "ask", task=None),
-        changed(an_ask().records(), "ask", split=None),
-        changed(an_ask().records(), "ask", spec=None),
-        changed(an_ask().records(), "ask", spec="no JSON"),
-        changed(an_ask().records(), "ask", spec="[1, 2]"),
-        changed(an_ask().records(), "ask", spec='{"x_shape": []}'),
-        changed(an_ask().records(), "ask", replicas="many"),
+        without(a_request().records(), "ask"),
+        without(a_request().records(), "key"),
+        without(a_request().records(), "everybody"),
+        without(a_request().records(), "each"),
+        changed(a_request().records(), "ask", client=None),
+        changed(a_request().records(), "ask", task=None),
+        changed(a_request().records(), "ask", split=None),
+        changed(a_request().records(), "ask", spec=None),
+        changed(a_request().records(), "ask", spec="no JSON"),
+        changed(a_request().records(), "ask", spec="[1, 2]"),
+        changed(a_request().records(), "ask", spec='{"x_shape": []}'),
+        changed(a_request().records(), "ask", starts="many"),
+        changed(a_request().records(), "ask", settings=None),
+        changed(a_request().records(), "ask", settings="no JSON"),
+        changed(a_request().records(), "ask", settings="[1, 2]"),
     ],
 )
 def test_an_ask_that_lacks_something_is_unreadable(records):
     with pytest.raises(wire.Unreadable, match="the ask cannot be read"):
-        wire.Ask.read(records)
+        wire.Request.read(records)
 
 
 def a_spec(**other):
@@ -484,10 +547,24 @@ def test_a_number_that_its_type_cannot_hold_does_not_become_another():
 
 def test_of_a_reply_only_what_is_not_left_at_its_default_travels():
     number = jax.ShapeDtypeStruct((), jnp.float32)
-    plain_reply = Reply({"loss": np.ones(1)}, None)
-    assert set(wire.reply_tree(plain_reply, Reply({"loss": number}))) == {"report"}
-    full = Reply({"loss": np.ones(1)}, ONE, np.array(1), np.array(2.0))
-    tree = wire.reply_tree(full, Reply({"loss": number}, ONE, number, number))
-    assert set(tree) == {"report", "value", "cluster", "weight"}
+    plain_reply = Reply(Loss(np.ones(1)), None)
+    tree = wire.reply_tree(plain_reply, Reply(Loss(number)))
+    assert set(tree) == {"report"} and set(tree["report"]) == {"loss"}
+    full = Reply(Loss(np.ones(1)), ONE, np.array(1), np.array(2.0), keep={"own": ONE})
+    tree = wire.reply_tree(full, Reply(Loss(number), ONE, number, number, keep={"own": ONE}))
+    assert set(tree) == {"report", "value", "cluster", "weight", "keep"}
     assert tree["weight"] == 2.0 and tree["value"] is ONE
-    assert set(wire.reply_tree(Reply({}, ONE), Reply({}, ONE))) == {"value"}
+    assert set(wire.reply_tree(Reply(None, ONE), Reply(None, ONE))) == {"value"}
+
+
+def test_what_a_client_keeps_to_itself_is_parted_from_what_it_sends():
+    tree = {"report": {"loss": np.ones(1)}, "keep": {"own": ONE, "counts": {"seen": np.arange(3)}}}
+    sent, kept = wire.parted(wire.flatten(tree, ONE))
+    assert set(sent) == {"report/loss"}
+    same(wire.unflatten(kept, ONE), tree["keep"])
+
+
+@pytest.mark.parametrize("report", [{"loss": np.ones(1)}, np.ones(1), (np.ones(1),)])
+def test_a_report_that_is_no_module_does_not_travel(report):
+    with pytest.raises(SettingError, match=r"^a report must be a module of its own, such as .*, not a "):
+        wire.reply_tree(Reply(report), Reply(report))

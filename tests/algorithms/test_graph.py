@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import references_srfca as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import references_srfca as reference
 
-from coterie.clustering import graph
+from coterie.algorithms import graph
 
 MANY = settings(max_examples=200, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -4,20 +4,21 @@ import dataclasses
 import io
 import json
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common.serde import recorddict_to_proto
-from in_process import InProcessGrid, app_of, carried_over
+from support.in_process import InProcessGrid, app_of, carried_over
 
 import coterie as ct
 from coterie import keys
 from coterie.data.federated import Federated
 from coterie.data.shards import Shards
-from coterie.errors import DataError, FederationError
-from coterie.federation.flower import FlowerFederation, JaxClient, Own, client_app, wire
-from coterie.learn.tasks import Reply
+from coterie.errors import DataError, FederationError, SettingError
+from coterie.flower import FlowerFederation, JaxClient, Own, client_app, wire
+from coterie.learn.task import Client, Reply, Task, per_client
 
 CLIENTS = 4
 NAMES = [f"hospital-of-town-{c * 5}" for c in "abcd"]
@@ -84,6 +85,12 @@ def size(*records):
     return sum(array.numpy().nbytes for record in records for array in record.values())
 
 
+def sent_bytes(ask):
+    """What a client is sent of an ask: what all are, what it alone is, and which model concerns it."""
+    which = ask["key"]["only"].numpy().nbytes if "only" in ask["key"] else 0
+    return size(ask["everybody"], ask["each"]) + which
+
+
 # -- what kind of thing travels ---------------------------------------------------------------------------
 
 
@@ -106,22 +113,16 @@ def test_only_plain_arrays_and_a_few_words_travel(name, runs):
 
 
 def expected(name):
-    """By task: the names of what is sent to all, to each alone, and back."""
-    model, models = ({f"{what}:{part}" for part in (WEIGHT, BIAS)} for what in ("model", "models"))
+    """By task: its settings, and the names of what is sent to all and back."""
+    start, models = ({f"{what}:{part}" for part in (WEIGHT, BIAS)} for what in ("start", "models"))
     value = {f"value:{part}" for part in (WEIGHT, BIAS)}
-    final = {"losses": (models, set(), {"report/losses"})}
-    evaluate = {"evaluate": (models, {"only"}, {"report/loss", "report/accuracy", "report/examples"})}
+    figures = {"report/loss", "report/accuracy", "report/examples"}
+    evaluate = {"Evaluate": ({}, models, figures)}
     if name == "local":
-        train = {"train": ({"rounds"}, model | {"takes_part"}, value | {"report/loss"})}
-        return train | evaluate
-    rounds = {
-        "choose_and_train": (
-            models | {"round"},
-            set(),
-            value | {"report/loss", "cluster"},
-        )
-    }
-    return rounds | final | evaluate
+        return {"TrainAlone": ({"rounds": ROUNDS}, start, value | {"report/loss"})} | evaluate
+    settings = {"send": "models", "by_examples": False, "frozen": False}
+    rounds = {"ChooseAndTrain": (settings, models | {"round"}, value | {"report/loss", "cluster"})}
+    return rounds | {"MeasureLosses": ({}, models, {"report/losses"})} | evaluate
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -130,18 +131,19 @@ def test_every_message_holds_what_its_task_needs_and_no_more(name, runs):
     seen = set()
     for client in NAMES:
         for ask, answer in runs[name].letters(client):
-            assert names(ask) == {"ask", "key", "broadcast", "each"}
+            assert names(ask) == {"ask", "key", "everybody", "each"}
             words = dict(ask["ask"])
             assert words.pop("client") == client
             task = words.pop("task")
-            broadcast, each, back = tasks[task]
-            assert (names(ask["broadcast"]), names(ask["each"])) == (broadcast, each)
+            settings, everybody, back = tasks[task]
+            assert json.loads(words.pop("settings")) == settings
+            assert (names(ask["everybody"]), names(ask["each"])) == (everybody, set())
+            assert names(ask["key"]) == ({"key", "only"} if task == "Evaluate" else {"key"})
             assert names(answer) == {"reply"} and names(answer["reply"]) == back
-            assert words.pop("split") == ("test" if task == "evaluate" else "train")
+            assert words.pop("split") == ("test" if task == "Evaluate" else "train")
             assert json.loads(words.pop("spec"))["x_shape"] == [5]
-            replicas = 3 if name == "ifca" else 1
-            asks_with_replicas = task in ("choose_and_train", "losses")
-            assert words == ({"replicas": str(replicas)} if asks_with_replicas else {})
+            starts = {"starts": "3" if name == "ifca" else "1"}
+            assert words == ({} if task == "Evaluate" else starts)
             seen.add(task)
     assert seen == tasks.keys()
 
@@ -173,7 +175,7 @@ def test_the_history_counts_the_bytes_that_travel(name, runs):
     exchanges = 1 if name == "local" else ROUNDS
     for t in range(exchanges):
         asked, answered = zip(*[run.letters(client)[t] for client in NAMES], strict=True)
-        down = [size(ask["broadcast"], ask["each"]) for ask in asked]
+        down = [sent_bytes(ask) for ask in asked]
         up = [size(answer["reply"]) for answer in answered]
         assert run.found.history[t].bytes_down == sum(down) > 0
         assert run.found.history[t].bytes_up == sum(up) > 0
@@ -186,7 +188,7 @@ def test_the_history_counts_the_bytes_that_travel(name, runs):
 def test_beside_those_bytes_there_is_only_the_key_and_a_few_words(name, runs):
     for client in NAMES:
         for ask, answer in runs[name].letters(client):
-            assert size(ask["key"]) == 8
+            assert ask["key"]["key"].numpy().nbytes == 8
             for content in (ask, answer):
                 arrays = content.array_records.values()
                 words = sum(len(k) + len(v) for r in content.config_records.values() for k, v in r.items())
@@ -198,8 +200,8 @@ def test_beside_those_bytes_there_is_only_the_key_and_a_few_words(name, runs):
 
 def test_models_travel_once_however_many_clients_there_are(runs):
     ask, answer = runs["ifca"].letters(NAMES[0])[0]
-    assert size(ask["broadcast"]) == 3 * (2 * 6 * 4 + 4)  # restarts x (models, round)
-    assert size(answer["reply"]) == 3 * (6 * 4 + 4 + 4)  # restarts x (model, loss, cluster)
+    assert sent_bytes(ask) == 3 * (2 * 6 * 4 + 4)  # starts x (models, round)
+    assert size(answer["reply"]) == 3 * (6 * 4 + 4 + 4)  # starts x (model, loss, cluster)
 
 
 # -- what never does --------------------------------------------------------------------------------------
@@ -260,22 +262,32 @@ def test_clients_are_sent_the_same_but_for_what_is_their_own(name, runs):
     for letters in zip(*[runs[name].letters(client) for client in NAMES], strict=True):
         asks = [carried_over(ask) for ask, _ in letters]
         assert [ask["ask"].pop("client") for ask in asks] == NAMES
-        own = [ask.pop("each") for ask in asks]
-        if asks[0]["ask"]["task"] == "evaluate":  # of the models, each is sent the one that it is served by
+        if asks[0]["ask"]["task"] == "Evaluate":  # of the models, each is sent the one that it is served by
             for ask in asks:
-                assert all(array.numpy().shape[0] == 1 for array in ask.pop("broadcast").values())
+                assert all(array.numpy().shape[0] == 1 for array in ask.pop("everybody").values())
         assert len({recorddict_to_proto(ask).SerializeToString() for ask in asks}) == 1
-        assert all(len(each) == 0 for each in own) or name == "local" or "only" in own[0]
+
+
+def test_clients_that_take_part_in_different_rounds_alone_are_told_in_which():
+    run = Run(ct.Local(rounds=6, participation=0.5))
+    for client in NAMES:
+        ask, answer = run.letters(client)[0]
+        assert names(ask["each"]) == {"takes_part"}
+        takes_part = ask["each"]["takes_part"].numpy()
+        position, tokens = NAMES.index(client), keys.tokens(NAMES)
+        drawn = [position in keys.participants(5, t, tokens, 2) for t in range(6)]
+        assert takes_part.tolist() == [drawn]  # of the one start
+        assert answer["reply"]["report/loss"].numpy().shape == (1, 6)
 
 
 def test_the_model_that_a_local_client_gets_back_is_its_own(runs):
     run = runs["local"]
     for position, client in enumerate(NAMES):
         (_, answer), (evaluation, _) = run.letters(client)
-        mine = answer["reply"][f"value:{WEIGHT}"].numpy()
+        mine = answer["reply"][f"value:{WEIGHT}"].numpy()[0]  # of the one start
         kept = jax.tree.leaves(run.found.models)[0][position]
         np.testing.assert_array_equal(mine, kept)
-        np.testing.assert_array_equal(evaluation["broadcast"][f"models:{WEIGHT}"].numpy()[0], kept)
+        np.testing.assert_array_equal(evaluation["everybody"][f"models:{WEIGHT}"].numpy()[0], kept)
 
 
 # -- how often --------------------------------------------------------------------------------------------
@@ -296,13 +308,13 @@ def test_there_is_one_exchange_per_round_and_a_last_one(name, runs):
 def test_the_tasks_of_a_run_come_in_order(name, runs):
     for client in NAMES:
         asked = [ask["ask"]["task"] for ask, _ in runs[name].letters(client)]
-        assert asked == ["choose_and_train"] * ROUNDS + ["losses", "evaluate"]
+        assert asked == ["ChooseAndTrain"] * ROUNDS + ["MeasureLosses", "Evaluate"]
 
 
-def test_restarts_share_the_exchange(runs):
+def test_starts_share_the_exchange(runs):
     for ask, answer in runs["ifca"].letters(NAMES[0])[: ROUNDS + 1]:
-        assert ask["ask"]["replicas"] == "3"
-        for array in (*ask["broadcast"].values(), *answer["reply"].values()):
+        assert ask["ask"]["starts"] == "3"
+        for array in (*ask["everybody"].values(), *answer["reply"].values()):
             assert array.numpy().shape[0] == 3
 
 
@@ -325,7 +337,7 @@ def test_a_clients_size_travels_only_where_it_counts():
         ct.Global(rounds=1, weight=weight).fit(federation, LEARNER)
         for node in grid.nodes.values():
             assert ("weight" in node.said[1]["reply"]) == told
-            assert ("by_examples" in node.heard[1].content["broadcast"]) == told
+            assert json.loads(node.heard[1].content["ask"]["settings"])["by_examples"] == told
 
 
 def test_a_key_of_its_own_for_every_round(runs):
@@ -336,48 +348,78 @@ def test_a_key_of_its_own_for_every_round(runs):
 # -- what a client may be asked ---------------------------------------------------------------------------
 
 
-def everything(learner, broadcast, each, shard, key):
+class Everything(Task):
     """A task that no client should carry out unless it knows it."""
-    return Reply(report={"examples": shard.x})
+
+    class Report(eqx.Module):
+        examples: jax.Array
+
+    def __call__(self, client: Client) -> Reply:
+        return Reply(self.Report(client.shard.x))
 
 
 def test_a_client_does_nothing_that_it_does_not_know_by_name():
     grid = InProcessGrid([app_of(LEARNER, DATA.train[[i]]) for i in range(2)])
     federation = FlowerFederation(grid, poll=0.001).with_learner(LEARNER)
-    with pytest.raises(FederationError, match=f"client '{NAMES[0]}' does not know the task 'everything'"):
-        federation.ask(everything)
+    with pytest.raises(FederationError, match=f"client '{NAMES[0]}' does not know the task 'Everything'"):
+        federation.ask(Everything())
     assert all(set(content) == {"refusal"} for node in grid.nodes.values() for content in node.said[1:])
 
 
+class CountSome(Task):
+    """A task of somebody's own: with something for all, something for each, and a setting."""
+
+    times: jax.Array
+    more: jax.Array = per_client()
+    offset: int = eqx.field(static=True, default=0)
+
+    class Report(eqx.Module):
+        total: jax.Array
+
+    def __call__(self, client: Client) -> Reply:
+        return Reply(self.Report(client.shard.size * self.times + self.more + self.offset))
+
+
 def test_a_client_carries_out_a_task_that_it_was_taught():
-    def counted(learner, broadcast, each, shard, key):
-        return Reply(report={"total": shard.size * broadcast["times"]})
-
     own = [Own(NAMES[i], DATA.train[[i]]) for i in range(2)]
-    apps = [client_app(lambda context, mine=mine: JaxClient(LEARNER, mine, others=[counted])) for mine in own]
+    taught = [CountSome]
+    apps = [client_app(lambda context, mine=mine: JaxClient(LEARNER, mine, others=taught)) for mine in own]
     federation = FlowerFederation(InProcessGrid(apps), poll=0.001).with_learner(LEARNER)
-    answers = federation.ask(counted, {"times": np.int32(2)})
-    assert answers.report["total"].tolist() == [18, 18]
+    answers = federation.ask(CountSome(np.int32(2), np.array([1, 3], np.int32), offset=100))
+    assert answers.report.total.tolist() == [100 + 18 + 1, 100 + 18 + 3]
+    twice = CountSome(np.array([2, 3], np.int32), np.array([[1, 3], [0, 1]], np.int32))
+    assert federation.ask(twice, starts=2).report.total.tolist() == [[19, 21], [27, 28]]
 
 
-def an_ask(**other):
-    usual = {"client": "a", "task": "losses", "split": "train", "spec": DATA.train.spec, "replicas": None}
-    return wire.Ask(**(usual | other), key=np.zeros(2, np.uint32), broadcast={}, each={})
+def test_a_task_of_your_own_cannot_take_the_name_of_another():
+    class CountExamples(CountSome):
+        """Not ours, which is called the same."""
+
+    with pytest.raises(SettingError) as raised:
+        JaxClient(LEARNER, Own("a", DATA.train[[0]]), others=[CountExamples])
+    assert (
+        str(raised.value) == "two tasks are called CountExamples, and clients know them by name: rename one."
+    )
+
+
+def a_request(**other):
+    usual = {"client": "a", "task": "MeasureLosses", "split": "train", "spec": DATA.train.spec}
+    sent = {"settings": {}, "starts": None, "key": np.zeros(2, np.uint32), "everybody": {}, "each": {}}
+    return wire.Request(**(usual | sent | other))
 
 
 @pytest.mark.parametrize("split", ["test", "all", "../train"])
 def test_a_client_gives_no_other_examples_than_it_has_for_that_split(split):
     client = JaxClient(LEARNER, Own("a", DATA.train[[0]]))
-    ask = an_ask(split=split)
     with pytest.raises(DataError, match=f"client 'a' has no {split} examples"):
-        client.carry_out(ask)
+        client.carry_out(a_request(split=split))
 
 
 def test_a_client_refuses_an_ask_about_other_examples():
     client = JaxClient(LEARNER, Own("a", DATA.train[[0]]))
     other = dataclasses.replace(DATA.train.spec, x_shape=(4,))
     with pytest.raises(DataError, match="client 'a' has examples of"):
-        client.carry_out(an_ask(spec=other))
+        client.carry_out(a_request(spec=other))
 
 
 # -- less than everything ---------------------------------------------------------------------------------
@@ -389,7 +431,7 @@ def sent_and_counted(algorithm, rounds):
     for t in range(rounds):
         asked, answered = zip(*[run.letters(client)[t] for client in NAMES], strict=True)
         record = run.found.history[t]
-        assert record.bytes_down == sum(size(ask["broadcast"], ask["each"]) for ask in asked)
+        assert record.bytes_down == sum(map(sent_bytes, asked))
         assert record.bytes_up == sum(size(answer["reply"]) for answer in answered)
         yield asked, record
 
@@ -397,12 +439,12 @@ def sent_and_counted(algorithm, rounds):
 def test_a_settled_client_is_sent_its_own_model_alone():
     alone = 0
     for asked, record in sent_and_counted(ct.IFCA(k=3, rounds=6, n_init=2, settle=1, recheck=3), 6):
-        counts = [ask["broadcast"][f"models:{WEIGHT}"].numpy().shape[:2] for ask in asked]
-        assert set(counts) <= {(2, 3), (2, 1)}  # restarts x models
+        counts = [ask["everybody"][f"models:{WEIGHT}"].numpy().shape[:2] for ask in asked]
+        assert set(counts) <= {(2, 3), (2, 1)}  # starts x models
         alone += counts.count((2, 1))
         assert record.bytes_spared == counts.count((2, 1)) * 2 * 2 * 6 * 4
         for ask, (_, models) in zip(asked, counts, strict=True):
-            only = ask["each"]["only"].numpy()
+            only = ask["key"]["only"].numpy()
             # of what it is not sent, it does not even learn the number
             assert (only == 0).all() if models == 1 else (only < 0).any()
     assert alone > 0
@@ -413,10 +455,10 @@ def test_what_is_shared_is_sent_once_and_comes_back_unless_it_is_frozen(preset):
     share = ct.IFCA(k=2, rounds=2, n_init=3, share=lambda name: name == WEIGHT, preset=preset)
     for asked, _ in sent_and_counted(share, 2):
         for ask in asked:
-            shapes = {name: array.numpy().shape for name, array in ask["broadcast"].items()}
+            shapes = {name: array.numpy().shape for name, array in ask["everybody"].items()}
             assert shapes[f"shared/{WEIGHT}"] == (3, 1, 5)
             assert shapes[f"models/{BIAS}"] == (3, 2, 1)
-            assert ("frozen" in shapes) == (preset == "authors")
+            assert json.loads(ask["ask"]["settings"])["frozen"] == (preset == "authors")
             assert not any("models" in name and WEIGHT in name for name in shapes)
     for node in Run(share).nodes.values():
         reply = node.said[1]["reply"]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie as ct
-from coterie.clustering import graph, threshold
+from coterie.algorithms import graph, threshold
 from coterie.errors import SettingError
-from coterie.papers.populations import POPULATIONS
+from coterie.papers.srfca.populations import POPULATIONS
 
 MANY = settings(max_examples=100, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -1,16 +1,15 @@
 """Distances between models of clients and clusters against Definition 5.1 of the SR-FCA paper, by loops."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references_srfca as reference
+from support import references_srfca as reference
+from support.exchanges import Overheard, alone
 
 import coterie as ct
-from coterie.clustering import distances
-from coterie.clustering.distances import L2, Clusters, CrossLoss
+from coterie.algorithms import distances
+from coterie.algorithms.distances import L2, Clusters, CrossLoss
 from coterie.models import stacked
 
 SIZES = [5, 7, 6, 8, 12, 10, 9]
@@ -26,31 +25,28 @@ def federation():
     return ct.Simulation(DATA.train).with_learner(LEARNER)
 
 
-class Overheard:
-    """A federation of which some do not answer, and every ask is kept: which models were sent to whom.
-
-    `silent(n)` are those that do not answer ask number n. What comes back in their name means nothing.
-    """
-
-    def __init__(self, federation, silent=lambda ask: []):
-        self._federation, self._silent, self.asks = federation, silent, []
-
-    def ask(self, task, broadcast, *, clients=None):
-        answers = self._federation.ask(task, broadcast, clients=clients)
-        quiet = np.isin(answers.clients, self._silent(len(self.asks)))
-        self.asks.append((np.asarray(stacked.to_matrix(broadcast["models"])), np.asarray(answers.clients)))
-        losses = jnp.where(quiet[:, None], 1e6, answers.report["losses"])
-        return dataclasses.replace(answers, answered=answers.answered & ~quiet, report={"losses": losses})
-
-    def __getattr__(self, name):
-        return getattr(self._federation, name)
+NOBODY = None  # who would fail to be asked
 
 
-class Mute:
-    """A federation that cannot be asked."""
+def measured(federation, distance, *known):
+    return alone(federation, distance.measure(*known))
 
-    def __getattr__(self, name):
-        raise AssertionError(f"{name} was wanted of the clients")
+
+def looked(federation, distance, *models):
+    return alone(federation, distance.look(*models))
+
+
+def heard(federation, silent=lambda ask: []):
+    """The same federation, of which every ask is kept, and `silent(n)` do not answer ask number n."""
+    return Overheard(federation, lambda number, name: silent(number), junk=1e6)
+
+
+def sent(overheard):
+    """The models of every ask, and who was sent them."""
+    models = [stacked.take(ask.task.models, 0) for ask in overheard.asks]  # of the only start
+    return [
+        (np.asarray(stacked.to_matrix(m)), ask.clients) for m, ask in zip(models, overheard.asks, strict=True)
+    ]
 
 
 def models_of(seed, count):
@@ -72,11 +68,11 @@ def test_they_are_as_defined(name, seed, federation):
     (own, own_models), (centres, models) = models_of(seed, len(SIZES)), models_of(seed + 10, K)
     labels = LABELS if seed else np.array([-1, 1, 0, 2, -1, 1, 0])
     close = {"rtol": 1e-5, "atol": 1e-6}
-    known = distance.measure(federation, own_models, EVERYBODY)
+    known = measured(federation, distance, own_models, EVERYBODY)
     between = distance.between_clients(known)
     np.testing.assert_allclose(between, reference.between_clients(CLIENTS, own, name), **close)
     np.testing.assert_allclose(between, between.T, rtol=1e-6)
-    said = distance.look(federation, models)
+    said = looked(federation, distance, models)
     np.testing.assert_allclose(
         distance.to_clusters(known, Clusters(models, said, labels)),
         reference.to_clusters(CLIENTS, own, centres, labels.tolist(), name),
@@ -89,9 +85,22 @@ def test_they_are_as_defined(name, seed, federation):
     np.testing.assert_allclose(apart, apart.T, rtol=1e-6)
 
 
+def test_clients_may_look_at_a_part_of_their_examples(federation):
+    (own, own_models), (centres, models) = models_of(0, len(SIZES)), models_of(1, K)
+    number, of = 1, 3
+    parts = [(x[number : len(y) // of * of : of], y[number : len(y) // of * of : of]) for x, y in CLIENTS]
+    part = np.array([number, of], np.int32)
+    known = measured(federation, CrossLoss(), own_models, EVERYBODY, part)
+    wanted = reference.between_clients(parts, own, "cross_loss")
+    np.testing.assert_allclose(CrossLoss().between_clients(known), wanted, rtol=1e-5)
+    said = looked(federation, CrossLoss(), models, part)
+    wanted = [[reference.loss(centre, *part) for centre in centres] for part in parts]
+    np.testing.assert_allclose(said, wanted, rtol=1e-5)
+
+
 @pytest.mark.parametrize("distance", [L2(), CrossLoss()])
 def test_what_is_not_known_yet_has_the_shape_of_what_will_be(distance, federation):
-    known = distance.measure(federation, models_of(0, len(SIZES))[1], EVERYBODY)
+    known = measured(federation, distance, models_of(0, len(SIZES))[1], EVERYBODY)
     blank = distance.blank(len(SIZES), DIM)
     assert (blank.shape, blank.dtype) == (known.shape, known.dtype)
     assert np.isnan(blank).all()
@@ -103,14 +112,14 @@ def test_of_a_client_without_a_model_nothing_is_known(distance, federation):
     own_models, models = models_of(0, len(SIZES))[1], models_of(1, K)[1]
     there = EVERYBODY.copy()
     there[[1, 4]] = False
-    whole = distance.measure(federation, own_models, EVERYBODY)
+    whole = measured(federation, distance, own_models, EVERYBODY)
     junk = jax.tree.map(lambda a: a.at[np.array([1, 4])].set(np.nan), own_models)
-    known = distance.measure(federation, junk, there)
+    known = measured(federation, distance, junk, there)
     between, all_between = distance.between_clients(known), distance.between_clients(whole)
     np.testing.assert_allclose(between[np.ix_(there, there)], all_between[np.ix_(there, there)], rtol=1e-6)
     assert np.isnan(between[~there]).all() and np.isnan(between[:, ~there]).all()
     # of the others' distances to clusters, f_c(w_i) is what those tell of w_i that were there
-    said, labels = distance.look(federation, models), np.where(there, LABELS, -1)
+    said, labels = looked(federation, distance, models), np.where(there, LABELS, -1)
     far = distance.to_clusters(known, Clusters(models, said, LABELS))
     np.testing.assert_allclose(
         far[there], distance.to_clusters(whole, Clusters(models, said, labels))[there], rtol=1e-6
@@ -123,8 +132,8 @@ def test_of_a_client_without_a_model_nothing_is_known(distance, federation):
 
 def test_the_server_finds_euclidean_distances_by_itself():
     own_models, models = models_of(0, len(SIZES))[1], models_of(1, K)[1]
-    known = L2().measure(Mute(), own_models, EVERYBODY)
-    assert L2().look(Mute(), models) is None
+    known = measured(NOBODY, L2(), own_models, EVERYBODY)
+    assert looked(NOBODY, L2(), models) is None
     assert L2().to_clusters(known, Clusters(models, None, LABELS)).shape == (len(SIZES), K)
 
 
@@ -133,7 +142,7 @@ def test_all_arrays_of_a_model_count():
     one = jax.tree.map(lambda s: jnp.zeros(s.shape), learner.shapes(DATA.train.spec))
     count = sum(leaf.size for leaf in jax.tree.leaves(one))
     both = jax.tree.map(lambda a: jnp.stack([a, a + 2]), one)
-    apart = L2().between_clients(L2().measure(Mute(), both, np.ones(2, bool)))
+    apart = L2().between_clients(measured(NOBODY, L2(), both, np.ones(2, bool)))
     np.testing.assert_allclose(apart, [[0, 2 * np.sqrt(count)], [2 * np.sqrt(count), 0]], rtol=1e-6)
 
 
@@ -154,7 +163,7 @@ def test_cross_losses_are_mean_losses_whatever_the_number_of_examples():
     federation = ct.Simulation(ct.Shards.from_lists(x, y)).with_learner(LEARNER)
     models = models_of(0, 2)[1]
     models = jax.tree.map(lambda a: jnp.zeros_like(a).at[1].add(1 / DIM), models)  # predict 0, and 1
-    known = CrossLoss().measure(federation, models, np.ones(2, bool))
+    known = measured(federation, CrossLoss(), models, np.ones(2, bool))
     np.testing.assert_allclose(known, [[4, 1], [4, 1]], rtol=1e-6)
     np.testing.assert_allclose(CrossLoss().between_clients(known), [[4, 2.5], [2.5, 1]], rtol=1e-6)
 
@@ -171,31 +180,31 @@ def test_a_cluster_loss_is_the_mean_over_clients_and_not_over_examples():
 @pytest.mark.parametrize("at_once", [1, 2, 3, 6, 7, 100])
 def test_blocks_of_models_of_any_size_tell_the_same(at_once, federation, monkeypatch):
     own, own_models = models_of(0, len(SIZES))
-    whole = CrossLoss().measure(federation, own_models, EVERYBODY)
+    whole = measured(federation, CrossLoss(), own_models, EVERYBODY)
     monkeypatch.setattr(distances, "BLOCK_BYTES", at_once * DIM * 4 + 3)
-    overheard = Overheard(federation)
-    np.testing.assert_allclose(CrossLoss().measure(overheard, own_models, EVERYBODY), whole, rtol=1e-6)
-    sent = [models for models, _ in overheard.asks]
-    assert max(map(len, sent)) <= at_once
-    np.testing.assert_allclose(np.concatenate(sent), own, rtol=1e-6)  # each of them once
+    overheard = heard(federation)
+    np.testing.assert_allclose(measured(overheard, CrossLoss(), own_models, EVERYBODY), whole, rtol=1e-6)
+    blocks = [models for models, _ in sent(overheard)]
+    assert max(map(len, blocks)) <= at_once
+    np.testing.assert_allclose(np.concatenate(blocks), own, rtol=1e-6)  # each of them once
 
 
 def test_a_model_larger_than_a_block_is_sent_alone(federation, monkeypatch):
     monkeypatch.setattr(distances, "BLOCK_BYTES", 1)
-    overheard = Overheard(federation)
-    CrossLoss().measure(overheard, models_of(0, len(SIZES))[1], EVERYBODY)
-    assert [len(models) for models, _ in overheard.asks] == [1] * len(SIZES)
+    overheard = heard(federation)
+    measured(overheard, CrossLoss(), models_of(0, len(SIZES))[1], EVERYBODY)
+    assert [len(models) for models, _ in sent(overheard)] == [1] * len(SIZES)
 
 
 def test_only_those_are_asked_whose_model_is_known(federation):
     there = np.array([True, False, True, True, False, True, True])
-    overheard = Overheard(federation)
+    overheard = heard(federation)
     own, own_models = models_of(0, len(SIZES))
-    CrossLoss().measure(overheard, own_models, there)
-    ((models, asked),) = overheard.asks
+    measured(overheard, CrossLoss(), own_models, there)
+    ((models, asked),) = sent(overheard)
     assert asked.tolist() == [0, 2, 3, 5, 6]
     np.testing.assert_allclose(models, own[there], rtol=1e-6)
-    nobody = CrossLoss().measure(overheard, own_models, ~EVERYBODY)
+    nobody = measured(overheard, CrossLoss(), own_models, ~EVERYBODY)
     assert np.isnan(nobody).all() and len(overheard.asks) == 1
 
 
@@ -203,9 +212,9 @@ def test_only_those_are_asked_whose_model_is_known(federation):
 def told(federation):
     """Client 2 tells nothing of clients' models, and 5 and 6 nothing of clusters'."""
     own_models, models = models_of(0, len(SIZES))[1], models_of(1, K)[1]
-    overheard = Overheard(federation, silent=lambda ask: [[2], [5, 6]][ask])
-    known = CrossLoss().measure(overheard, own_models, EVERYBODY)
-    return known, CrossLoss().look(overheard, models), models
+    overheard = heard(federation, silent=lambda ask: [[2], [5, 6]][ask])
+    known = measured(overheard, CrossLoss(), own_models, EVERYBODY)
+    return known, looked(overheard, CrossLoss(), models), models
 
 
 def test_their_rows_are_not_known(told):
@@ -252,8 +261,8 @@ def test_a_cluster_of_which_nobody_told_is_at_no_known_distance(told):
 @pytest.mark.parametrize("junk", [np.inf, np.nan])
 def test_a_client_whose_losses_are_no_numbers_spoils_no_others(junk, federation):
     own_models, models = models_of(0, len(SIZES))[1], models_of(1, K)[1]
-    known = CrossLoss().measure(federation, own_models, EVERYBODY)
-    said = CrossLoss().look(federation, models)
+    known = measured(federation, CrossLoss(), own_models, EVERYBODY)
+    said = looked(federation, CrossLoss(), models)
     without = np.where(np.arange(len(SIZES)) == 1, -1, LABELS)
     far = CrossLoss().to_clusters(known, Clusters(models, said, without))
     apart = CrossLoss().between_clusters(Clusters(models, said, without))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie as ct
-from coterie.clustering.bipartition import Cut, Rule, bipartition, cosines, explained
+from coterie.algorithms.bipartition import Cut, Rule, bipartition, cosines, explained
 
 AUTO = Rule()
 

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from in_process import Between, InProcessGrid, apps_of
-from references import ifca, local_update, loss
+from support.exchanges import started
+from support.in_process import InProcessGrid, apps_of
+from support.observers import Between
+from support.references import ifca, local_update, loss
 
 import coterie as ct
-from coterie import keys
 from coterie.errors import CoterieError, FederationError
-from coterie.federation.flower import FlowerFederation, replies, wire
+from coterie.flower import FlowerFederation, replies, wire
 from coterie.learn import tasks
 from coterie.run.config import Experiment
 from coterie.run.execute import execute
@@ -47,7 +48,7 @@ def federation(grid, **terms):
 
 
 def fit(grid, happen=None, algorithm=IFCA, seed=0, **terms):
-    return algorithm.fit(federation(grid, **terms), LEARNER, seed=seed, observer=Between(happen or {}))
+    return algorithm.fit(federation(grid, **terms), LEARNER, seed=seed, observers=[Between(happen or {})])
 
 
 def matrix(models):
@@ -132,7 +133,7 @@ TWISTS = {
         replying(value=lambda a: a.swapaxes(1, 2)),
         f"'{WEIGHT}' of its reply has shape (1, 3, 1), not (1, 1, 3)",
     ),
-    "sends too many restarts": (
+    "sends too many starts": (
         replying(cluster=lambda a: np.repeat(a, 2)),
         "'cluster' of its reply has shape (2,), not (1,)",
     ),
@@ -277,7 +278,7 @@ def test_a_client_that_goes_down_during_a_round_holds_nobody_up():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_client_that_reports_nonsense_at_the_end_spoils_nothing(value):
-    # the last exchange asks for losses alone: they choose the restart and the final assignment
+    # the last exchange asks for losses alone: they choose the start and the final assignment
     grid = grid_of()
     happen = {
         3: lambda: setattr(grid.nodes[3], "twist", replying(**{"report/losses": lambda a: a * 0 + value}))
@@ -290,7 +291,7 @@ def test_a_client_that_reports_nonsense_at_the_end_spoils_nothing(value):
 
 
 @pytest.mark.parametrize("restart", [0, 1])
-def test_nonsense_about_one_restart_at_the_end_does_not_decide_which_is_kept(restart):
+def test_nonsense_about_one_start_at_the_end_does_not_decide_which_is_kept(restart):
     algorithm = ct.IFCA(k=2, rounds=2, n_init=2)
     best = fit(grid_of(), algorithm=algorithm, seed=7).history.restart
     grid = grid_of()
@@ -342,7 +343,7 @@ def test_bytes_that_were_never_sent_are_not_counted():
     found = ct.IFCA(k=2, rounds=1, init=START).fit(here, LEARNER)
     sent = [m.content for node in grid.nodes.values() for m in node.heard if "ask" in m.content]
     size = [
-        sum(a.numpy().nbytes for a in ask["broadcast"].values()) for ask in sent if len(ask["broadcast"]) > 1
+        sum(a.numpy().nbytes for a in ask["everybody"].values()) for ask in sent if len(ask["everybody"]) > 1
     ]
     assert len(size) == 4
     assert found.history[0].bytes_down == sum(size)
@@ -384,10 +385,10 @@ def test_several_clients_are_named_by_reason():
     assert (found.history[0].asked, found.history[0].answered) == (5, 2)
 
 
-def test_a_fault_in_one_restart_leaves_a_client_out_of_that_restart_only():
+def test_a_fault_in_one_start_leaves_a_client_out_of_that_start_only():
     algorithm = ct.IFCA(k=2, rounds=3, n_init=2)
-    start = algorithm.start(ct.Simulation(DATA.train), LEARNER, keys.purpose(7, "init")).models
-    starts = np.asarray(start.layers[0].weight)[:, :, 0, :]
+    models = started(ct.Simulation(DATA.train), LEARNER, ct.Random(), k=2, starts=2, seed=7)
+    starts = [matrix(start) for start in models]
     grid = grid_of()
     node = grid.nodes[3]
     twist = replying(value=lambda a: np.stack([a[0], np.full_like(a[1], np.nan)]))
@@ -403,13 +404,13 @@ def test_a_fault_in_one_restart_leaves_a_client_out_of_that_restart_only():
     best = int(np.argmin(final))
     assert found.history.restart == best
     np.testing.assert_allclose(matrix(found.models), (whole, partly)[best][0], rtol=1e-5, atol=1e-6)
-    # in that restart client 2 has the cluster it had before
+    # in that start client 2 has the cluster it had before
     assert [len(log.moved) for log in found.history.logs] == [2, 2, 2]
     assert 2 not in [client for client, _ in found.history.logs[1].moved[1]]
     assert found.history[1].answered == 5
 
 
-def test_a_fault_in_every_restart_leaves_a_client_out():
+def test_a_fault_in_every_start_leaves_a_client_out():
     algorithm = ct.IFCA(k=2, rounds=1, n_init=2)
     grid = grid_of()
     grid.nodes[3].twist = replying(value=lambda a: a * np.nan)
@@ -431,18 +432,24 @@ def local_models(start, rounds, clients=ALL):
 
 
 LOCAL = ct.Local(rounds=2)
-FIRST = np.asarray(
-    LEARNER.for_data(DATA.train.spec).init(keys.purpose(0, "init"), DATA.train.spec).layers[0].weight
-)[0]
+(FIRST,) = matrix(started(ct.Simulation(DATA.train), LEARNER, ct.Random(), k=1)[0])
 
 
 def test_a_client_that_misses_the_one_exchange_of_local_training_is_asked_once_more():
     grid = grid_of()
     node = grid.nodes[3]
     node.twist = replying(value=spoiled(np.nan))
-    found = fit(grid, {2: lambda: setattr(node, "twist", None)}, LOCAL)
-    assert [r.missing for r in found.history] == [{NOT_FINITE: ("2",)}] * 2
+
+    def mends(kind):
+        if grid.asks() == 1:
+            node.twist = None
+
+    grid.before_push = mends
+    found = fit(grid, {}, LOCAL)
+    assert [nodes for kind, nodes in grid.exchanges if kind == wire.ASK] == [[1, 2, 3, 4, 5], [3]]
+    assert [(r.answered, r.missing) for r in found.history] == [(5, {})] * 2
     np.testing.assert_allclose(matrix(found.models), local_models(FIRST, 2), rtol=1e-5, atol=1e-6)
+    assert found.assignment.tolist() == ALL
 
 
 @pytest.mark.parametrize("way", ["is down", "sends NaN"])
@@ -457,6 +464,8 @@ def test_a_client_that_never_trains_does_not_stop_the_others(way):
     found = fit(grid, {}, LOCAL, wait=0.5, min_replies=0.5)
     np.testing.assert_allclose(matrix(found.models), local_models(FIRST, 2, BUT_TWO), rtol=1e-5, atol=1e-6)
     assert found.assignment.tolist() == [0, 1, -1, 3, 4]  # it has no model of its own
+    reason = "not connected" if way == "is down" else NOT_FINITE
+    assert [(r.answered, r.missing) for r in found.history] == [(4, {reason: ("2",)})] * 2
 
 
 # -- too few ----------------------------------------------------------------------------------------------
@@ -467,7 +476,7 @@ def losses(here, clients=None):
     one = LEARNER.for_data(here.spec).shapes(here.spec)
     models = jax.tree.map(lambda a: jnp.zeros((2, *a.shape), a.dtype), one)
     chosen = None if clients is None else here.select(np.array(clients))
-    return here.with_learner(LEARNER).ask(tasks.losses, {"models": models}, clients=chosen)
+    return here.with_learner(LEARNER).ask(tasks.MeasureLosses(models), clients=chosen)
 
 
 def ask(grid, clients=None, **terms):
@@ -631,7 +640,7 @@ def run(grid, folder, happen=None, **terms):
     here = federation(grid, **terms)
 
     def progress(name, rounds):
-        return nullcontext(lambda logs, done: (happen or {}).get(done, lambda: None)())
+        return nullcontext(Between(happen or {}))
 
     experiment = Experiment.read(CONTENT)
     return execute(
