@@ -263,15 +263,25 @@ def test_rounds_with_other_participants_compile_once():
     assert driver.compiled_round._cache_size() == before + 1
 
 
-def test_a_client_that_never_answers_is_left_out_and_never_guessed():
-    data = population()
+def test_a_client_that_does_not_answer_is_left_out_and_never_guessed():
+    data, seed = population(), 1
     simulation = ct.Simulation(data.train, drop=0.5)
-    found = ct.IFCA(k=K, rounds=4, n_init=2).fit(simulation, learner(), seed=1)
-    answered = [r.answered for r in found.history]
-    assert all(0 <= a < len(SIZES) for a in answered) and len(set(answered)) > 1
+    found = ct.IFCA(k=K, rounds=6, init=start()).fit(simulation, learner(), seed=seed)
+    everybody = range(len(SIZES))
+    answered = [[i for i in everybody if str(i) not in r.missing["no answer"]] for r in found.history]
+    assert [r.answered for r in found.history] == [len(members) for members in answered]
+    assert all(r.asked == len(SIZES) for r in found.history) and len(set(map(len, answered))) > 1
+    # a round is what it would be if those who answered were all who take part
+    thetas, assigned, losses = ifca(clients_of(data), start().astype(float), LR, STEPS, answered)
+    np.testing.assert_allclose(matrix(found), thetas, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose([r.loss for r in found.history], losses, rtol=1e-3)
     known = found.history.assignments()
-    assert ((known[1:] == known[:-1]) | (known[1:] >= 0)).all()
-    assert all(r.bytes_up == r.answered * up_bytes(2) for r in found.history)
+    np.testing.assert_array_equal(known[0] >= 0, [i in answered[0] for i in everybody])
+    np.testing.assert_array_equal(known[-1], assigned)
+    for t in range(1, len(answered)):
+        moved = np.flatnonzero(known[t] != known[t - 1])
+        assert set(moved) <= set(answered[t])
+    assert all(r.bytes_up == r.answered * up_bytes(1) for r in found.history)
 
 
 def up_bytes(starts):

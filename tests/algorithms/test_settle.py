@@ -113,9 +113,10 @@ class Apart:
         yield
 
 
-@pytest.mark.parametrize("participation", [CLIENTS, 7])
-def test_a_start_is_what_it_would_be_without_others_beside_it(participation):
-    seed, rounds, starts, watch = 2, 20, 3, Remember()
+# seeds with which starts would end elsewhere if clients had to be settled in all of them to be so in one
+@pytest.mark.parametrize(("seed", "participation"), [(5, CLIENTS), (11, CLIENTS), (5, 7)])
+def test_a_start_is_what_it_would_be_without_others_beside_it(seed, participation):
+    rounds, starts, watch = 20, 3, Remember()
     data = population(seed, 6, scale=1.0)
     settings = {"k": K, "rounds": rounds, "settle": 2, "recheck": 3, "participation": participation}
     several = ct.IFCA(init=Apart(), n_init=starts, **settings).fit(
@@ -143,6 +144,8 @@ def test_a_start_is_what_it_would_be_without_others_beside_it(participation):
     spared = [record.bytes_spared for record in several.history]
     assert spared == (of_all.sum(axis=1) * starts * (K - 1) * MODEL).tolist()
     assert any(spared) and (of_all != alone[0]).any()
+    compared = K * (starts * participation - np.sum(alone, axis=(0, 2)))
+    assert [log.losses for log in several.history.logs] == compared.tolist()
 
 
 @pytest.mark.parametrize(

@@ -646,6 +646,11 @@ def test_too_few_clients(settings, message):
         drawn(ct.MomentDescent(**{"iterations": 2} | settings), population().train)
 
 
+def test_the_number_of_clusters_has_to_be_told():
+    with pytest.raises(SettingError, match="moment descent has to be told the number of clusters: give k"):
+        started(recorded(population().train), LEARNER, ct.MomentDescent(), None)
+
+
 def test_clients_of_one_example_each_will_not_do():
     with pytest.raises(SettingError, match="and 0 clients have as many examples"):
         drawn(ct.MomentDescent(), population(sizes=[1] * 6).train)

@@ -16,8 +16,8 @@ def right(draw, learner, distance="cross_loss"):
     count = 0
     for seed in range(SEEDS):
         data = draw(seed)
-        # equal shapes, and all rounds at once: whatever the seed, the programs are the same
-        found = algorithm.fit(ct.Simulation(data.train, batch=8), learner, seed=seed, chunk=ROUNDS)
+        # equal shapes: whatever the seed, the programs are the same
+        found = algorithm.fit(ct.Simulation(data.train, batch=8), learner, seed=seed)
         misplaced = ct.metrics.misclustering(found.assignment, data.truth)
         count += found.k == len(set(data.truth.tolist())) and misplaced == 0
     return count
