@@ -20,6 +20,16 @@ MOST_BYTES = 1_200_000_000  # of memory that a process keeps: two of them, and w
 MOST_MAPS = 30_000  # memory maps, of which a process may have 65,530: each compiled program holds some
 
 
+# statistics, whole experiments, other programs: for `make test-all`
+SLOW = {"benchmarks", "browser", "papers", "pytorch", "recovery", "theory"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in SLOW:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
     """Let go of compiled programs in time."""

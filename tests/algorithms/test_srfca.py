@@ -165,7 +165,7 @@ SETTINGS = {  # and on which data
         {"distance": "cross_loss", "threshold": 1.0, "trim": 0.25, "resample": True},
         [0, 3],
     ),
-    "other examples, warm": ({"distance": "l2", "threshold": 0.7, "warm": True, "resample": True}, [0, 3]),
+    "other examples, warm": ({"distance": "l2", "threshold": 0.7, "warm": True, "resample": True}, [4, 5]),
     "FedProx in the end": (
         {"distance": "l2", "threshold": 0.8, "trim": 0.25, "final_rounds": 4, "final_proximal": 1.5},
         [2, 3],

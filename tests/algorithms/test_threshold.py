@@ -287,7 +287,7 @@ def whole_runs(draw, learner, distance, seeds=4):
     for seed in range(seeds):
         data = draw(seed)
         clients = ct.Simulation(data.train, batch=8)
-        found = ct.SRFCA(rounds=12, distance=distance).fit(clients, learner, seed=seed, chunk=12)
+        found = ct.SRFCA(rounds=12, distance=distance).fit(clients, learner, seed=seed)
         right += (
             found.k == data.truth.max() + 1 and ct.metrics.misclustering(found.assignment, data.truth) == 0
         )

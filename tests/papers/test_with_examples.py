@@ -7,7 +7,7 @@ import pytest
 
 import coterie as ct
 from coterie.errors import SettingError
-from coterie.learn import tasks
+from coterie.learn.tasks import MeasureLosses
 
 SIZES = (3, 1, 8, 3, 2)
 LEARNER = ct.Learner(ct.models.Linear(), loss="squared", local=ct.SGD(lr=0.1, steps=1))
@@ -25,11 +25,8 @@ def data(seed):
 
 
 def losses(simulation):
-    content = {
-        "models": ct.Learner.init(LEARNER.for_data(simulation.spec), jax.random.key(0), simulation.spec)
-    }
-    content = jax.tree.map(lambda a: a[None], content)
-    return simulation.ask(tasks.losses, content).report["losses"]
+    model = LEARNER.for_data(simulation.spec).init(jax.random.key(0), simulation.spec)
+    return simulation.ask(MeasureLosses(jax.tree.map(lambda a: a[None], model))).report.losses
 
 
 def test_asks_are_answered_from_the_new_examples_whatever_the_buckets():
