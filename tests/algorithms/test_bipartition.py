@@ -194,6 +194,7 @@ def linear(rate):
     return ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=rate, steps=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.02, 0.1])
 def test_two_regressions_are_found_and_split_no_further(rate):
     def draw(seed):
@@ -202,6 +203,7 @@ def test_two_regressions_are_found_and_split_no_further(rate):
     assert runs(draw, linear(rate), 30)[1] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.01, 0.02])
 def test_two_regressions_of_more_coordinates_than_a_client_has_examples_are_found(rate):
     def draw(seed):
@@ -210,6 +212,7 @@ def test_two_regressions_of_more_coordinates_than_a_client_has_examples_are_foun
     assert runs(draw, linear(rate), 40)[1] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "spread"), [(5, 0.0), (20, 0.0), (10, 0.3)])
 def test_regressions_that_are_all_alike_stay_together(dim, spread):
     def draw(seed):
@@ -219,6 +222,7 @@ def test_regressions_that_are_all_alike_stay_together(dim, spread):
     assert right >= 5 and max(found) <= 2
 
 
+@pytest.mark.slow
 def test_rotations_of_digits_are_found_and_split_no_further():
     def draw(seed):
         return ct.data.rotated_digits(clients=16, rotations=(0, 90), unseen=0, seed=seed)
@@ -227,6 +231,7 @@ def test_rotations_of_digits_are_found_and_split_no_further():
     assert runs(draw, learner, 30)[1] >= 4
 
 
+@pytest.mark.slow
 def test_digits_that_are_all_alike_stay_together():
     def draw(seed):
         return ct.data.rotated_digits(clients=16, rotations=(0,), unseen=0, seed=seed)

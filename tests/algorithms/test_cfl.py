@@ -327,6 +327,7 @@ def deep():
     return data, watch, CFL(rounds=24).fit(data.train, LEARNER, seed=0, observers=[watch])
 
 
+@pytest.mark.slow
 def test_agrees_with_the_printed_algorithm(deep):
     data, _, found = deep
     server = server_of(ct.Simulation(data.train), LEARNER)
@@ -387,6 +388,7 @@ def test_max_clusters_is_where_it_ends(deep):
     np.testing.assert_array_equal(found.assignment, np.where(second == 3, 1, second))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_finds_a_mixture_of_regressions_and_no_groups_where_there_are_none(k):
     for seed in range(3):
@@ -396,6 +398,7 @@ def test_finds_a_mixture_of_regressions_and_no_groups_where_there_are_none(k):
         assert ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
+@pytest.mark.slow
 def test_finds_the_rotations_of_digits():
     learner = ct.Learner(ct.models.MLP(hidden=(16,)), local=ct.SGD(lr=0.5, steps=10))
     for seed in range(6):
@@ -528,6 +531,7 @@ def some(two):
     return data, algorithm, algorithm.fit(data.train, LEARNER, seed=3)
 
 
+@pytest.mark.slow
 def test_all_are_asked_before_a_cluster_is_split_of_which_some_took_part(some):
     data, _, found = some
     assert found.k == 2 and ct.metrics.misclustering(found.assignment, data.truth) == 0
@@ -553,6 +557,7 @@ def few():
     return data, CFL(rounds=9).fit(ct.Simulation(data.train, resident=False), LEARNER, seed=1)
 
 
+@pytest.mark.slow
 def test_a_client_that_never_answers_changes_nothing_for_the_others(few):
     data, _ = few
     found = CFL(rounds=9).fit(silent(data.train, lambda ask: [2]), LEARNER, seed=1)
@@ -597,6 +602,7 @@ def test_clients_that_drop_out_at_random(few):
 # -- over Flower, and interrupted -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_agrees_with_flower(few):
     data, _ = few
     algorithm = CFL(rounds=8, participation=5)
@@ -611,6 +617,7 @@ def test_agrees_with_flower(few):
         assert ours.sizes == theirs.sizes and ours.moved == theirs.moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [1, 6])
 def test_a_client_that_joins_late_finds_its_cluster(few, late):
     """Before the split, when it is a client of the only cluster, and after it, when it chooses."""

@@ -61,6 +61,7 @@ EVERYBODY = np.ones(len(SIZES), bool)
 # -- all of them ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["l2", "cross_loss"])
 @pytest.mark.parametrize("seed", range(3))
 def test_they_are_as_defined(name, seed, federation):

@@ -60,6 +60,7 @@ def test_gradients_may_be_averaged_instead(data, normalise):
     np.testing.assert_allclose(stacked.to_matrix(found.models), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_proximal_term_makes_it_fedprox(data):
     mu = 0.7
     found, (theta,) = fitted(ct.Global(rounds=2), data, learner(proximal=mu))

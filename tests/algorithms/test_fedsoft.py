@@ -184,6 +184,7 @@ PAIRS = dataclasses.replace(SOME, k=2)
 AUTHORS = FedSoft(k=K, rounds=3, select=3, interval=3, smoother=0.3, pull=0.7, preset="authors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "algorithm, clients, local, update",
@@ -367,6 +368,7 @@ def test_the_order_of_clients_changes_nothing():
     assert [r.asked for r in shuffled.history] == [r.asked for r in found.history]
 
 
+@pytest.mark.slow
 def test_how_clients_are_computed_changes_nothing():
     settings = {"batch": 1, "devices": jax.local_devices()[:1]}
     found, kept = fit(PAIRS, FEW, seed=5)
@@ -524,6 +526,7 @@ def over_flower(grid, algorithm=PAIRS, seed=5, happen=None, **terms):
     return algorithm.fit(federation, learner(), seed=seed, observers=[kept, Between(happen or {})]), kept
 
 
+@pytest.mark.slow
 def test_flower_and_simulation_agree_and_only_what_is_said_travels():
     grid = InProcessGrid(apps_of(learner(), EQUAL))
     real, theirs = over_flower(grid)
@@ -558,6 +561,7 @@ def test_flower_and_simulation_agree_and_only_what_is_said_travels():
     assert seen == {"CountNearest": 4 * 5, "TrainBetween": real.history.total("answered")}
 
 
+@pytest.mark.slow
 def test_clients_that_leave_or_join_over_flower():
     """Client a is away in the second round; client z comes after it, and is selected once it has counted."""
     grid = InProcessGrid(apps_of(learner(), EQUAL))
@@ -616,6 +620,7 @@ def rest(clients, u):
     return centres
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", [None, 3])
 def test_finds_the_mixture_of_every_client(mixtures, select):
     algorithm = dataclasses.replace(MIXED, select=select)

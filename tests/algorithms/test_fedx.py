@@ -35,6 +35,7 @@ def clients_of(data):
     return [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("settings", [{}, {"normalise": "cluster"}])
 @pytest.mark.parametrize(("participation", "weight"), [(1.0, "examples"), (6, "clients"), (3, "examples")])
@@ -82,6 +83,7 @@ def test_a_small_cluster_moves_by_its_share_as_printed_and_fully_when_normalised
     np.testing.assert_allclose(moved, share[:, None] * (matrix(whole) - first), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_finds_the_clusters_from_a_start_near_them(seed):
     data = ct.data.mixed_regression(k=3, clients=60, examples=15, dim=10, noise=0.2, scale=2.0, seed=seed)
@@ -93,6 +95,7 @@ def test_finds_the_clusters_from_a_start_near_them(seed):
     assert one.evaluate(data.train).loss > 5 * found.evaluate(data.train).loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("normalise", "weight"), [("participants", "examples"), ("cluster", "clients")])
 @pytest.mark.parametrize("prox", [False, True])

@@ -165,6 +165,7 @@ def test_starts_run_side_by_side_and_each_is_as_if_it_ran_alone():
         np.testing.assert_allclose(models, matrix(alone), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_first_of_several_starts_is_the_only_one_of_one():
     data, local = population(), learner(steps=None, epochs=1, batch_size=4)
     several, single = (

@@ -70,6 +70,7 @@ def test_nothing_changes_while_no_cluster_is_empty():
     np.testing.assert_array_equal(kept.models.layers[0].weight, again.models.layers[0].weight)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), k=st.integers(1, 5), clients=st.integers(1, 7))
 def test_each_empty_cluster_gets_a_client_of_its_own(data, k, clients):

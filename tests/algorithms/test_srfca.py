@@ -178,6 +178,7 @@ SETTINGS = {  # and on which data
 EXAMPLES = {True: 2, False: 1}  # so many times as many, where each is used once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_agrees_with_the_paper_line_by_line(name):
     settings, seeds = SETTINGS[name]

@@ -92,6 +92,7 @@ def test_a_run_can_be_loaded_with_model_and_algorithm_of_ones_own(folder, from_f
     assert again.algorithm["name"] == "fairness.FairAverage"
 
 
+@pytest.mark.slow
 def test_over_flower_it_is_the_same(folder, from_file):
     app = client_for(folder / "experiment.toml")
     grid = InProcessGrid([app] * 6, [{"partition-id": i} for i in range(6)])

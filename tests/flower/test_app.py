@@ -105,6 +105,7 @@ def same(out, other):
 # -- a run ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_leaves_all_that_a_simulated_one_does(finished):
     out, _ = finished
     for part in PARTS:
@@ -374,6 +375,7 @@ def interrupted(file, out, at):
     return grid
 
 
+@pytest.mark.slow
 def test_a_run_whose_server_was_interrupted_ends_as_if_it_had_not_been(finished, file, tmp_path):
     whole, grid = finished
     total = len(grid.exchanges)

@@ -94,6 +94,7 @@ def sent_bytes(ask):
 # -- what kind of thing travels ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_only_plain_arrays_and_a_few_words_travel(name, runs):
     seen = 0
@@ -465,6 +466,7 @@ def test_what_is_shared_is_sent_once_and_comes_back_unless_it_is_frozen(preset):
         assert any(WEIGHT in name for name in reply) == (preset is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "before"),
     [

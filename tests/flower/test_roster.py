@@ -89,6 +89,7 @@ def test_any_name_will_do(name):
     assert sorted(named([name, "a"])) == sorted([name, "a"])
 
 
+@pytest.mark.slow
 def test_the_order_of_the_nodes_changes_nothing():
     algorithm = ct.IFCA(k=2, rounds=3, n_init=2, participation=0.6)
     first, *others = (
@@ -444,6 +445,7 @@ def test_late_joiners_of_an_interrupted_run_are_remembered(tmp_path):
     agrees(found, NAMES, [FOUR, FOUR, FIVE, FIVE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -71,6 +71,7 @@ def test_a_threshold_is_found_in_the_gap():
     assert ct.metrics.parameter_distance(models, data.models) < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ifca_finds_the_groups_of_digits_without_k(seed):
     """ONE_SHOT-IFCA: "initial clustering of IFCA obtained by ONE_SHOT"."""

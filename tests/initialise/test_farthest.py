@@ -65,6 +65,7 @@ def test_a_client_that_does_not_answer_is_replaced_by_a_fresh_model():
     assert np.isfinite(found).all() and found.shape == (2, 3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_finds_the_groups_from_one_start(seed):
     data = ct.data.mixed_regression(k=4, clients=40, examples=30, dim=10, noise=0.1, scale=3.0, seed=seed)

@@ -30,6 +30,7 @@ def models_alone(shards, seed, rounds):
     return np.array([local_update(first, x, y, 0.05, 5 * rounds) for x, y in clients])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_models_are_the_means_of_the_groups(seed):
     data = population(seed)
@@ -43,6 +44,7 @@ def test_the_models_are_the_means_of_the_groups(seed):
     assert ct.metrics.parameter_distance(found.models, first.models) < 0.1
 
 
+@pytest.mark.slow
 def test_one_shot_k_means_trains_each_group_by_its_members_alone():
     data = population(1)
     found = ct.OneShotKMeans(k=3, rounds=4, alone=10).fit(data.train, LEARNER, seed=1)
@@ -80,6 +82,7 @@ def test_without_rounds_it_is_local_k_means(seed):
     assert (finish.name, finish.asks, finish.bytes_up, finish.updates) == ("finish", 1, 24 * 3 * 4, 0)
 
 
+@pytest.mark.slow
 def test_its_groups_are_never_corrected():
     # with little data of their own clients are grouped wrongly at first; IFCA mends it, one shot does not
     data = ct.data.mixed_regression(k=3, clients=60, examples=6, dim=20, noise=0.1, scale=3.0, seed=0)
@@ -96,6 +99,7 @@ def test_too_few_different_models_are_refused():
         k_means(np.zeros((5, 2)), 3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_one_shot_k_means_with_faults(participation):
     data = population()
@@ -192,6 +196,7 @@ def test_impossible_settings_are_refused(settings, clients, words):
         ct.OneShotKMeans(**{"rounds": 1, **settings}).fit(population().train[np.arange(clients)], LEARNER)
 
 
+@pytest.mark.slow
 def test_starts_side_by_side_find_groups_of_their_own():
     data = population(1)
     federation = ct.Simulation(data.train).with_learner(LEARNER)

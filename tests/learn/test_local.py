@@ -276,6 +276,7 @@ def networks(seed):
     return jax.vmap(lambda key: NETWORK.init(key, Spec((D,), "float32", (), "int32", classes=3)))(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @given(size=st.integers(1, 8), seed=st.integers(0, 10**6))
 @example(size=8, seed=0)

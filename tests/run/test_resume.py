@@ -132,6 +132,7 @@ def moments(path):
         return count()
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_it_ends_the_same(uninterrupted, tmp_path):
     total = moments(tmp_path / "count")
     assert total > 40  # two baselines' worth of lines, checkpoints, results
@@ -242,6 +243,7 @@ def experiment_with(kind):
     return Experiment.read({**CONTENT, "loss": "half_squared", "baselines": [], "algorithm": section})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PAUSING)
 def test_stopped_at_any_moment_it_ends_the_same(kind, tmp_path):
     """Right after a pause, between rounds, right before a pause, and after the last one."""
@@ -321,6 +323,7 @@ def test_a_disk_that_is_really_full(uninterrupted, small_disk):
     assert True in refused and False in refused  # it was full before and after there was a checkpoint
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_batches_it_began_with(tmp_path, monkeypatch):
     """Batching decides rounding, and what is fastest may be measured differently the next time."""
     experiment = Experiment.read({**CONTENT, "baselines": [], "algorithm": {"name": "global", "rounds": 4}})
