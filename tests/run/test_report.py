@@ -16,9 +16,9 @@ import coterie as ct
 from coterie import storage
 from coterie.clustering.history import History, RoundLog
 from coterie.errors import RunFolderError
+from coterie.run.contents import Truth, read
 from coterie.run.execute import evaluation
 from coterie.run.report import pictures, style, write_report
-from coterie.run.report.contents import Truth, read
 from coterie.run.report.page import headline
 from coterie.run.report.words import duration
 
@@ -328,6 +328,7 @@ def test_a_run_that_was_stopped_before_its_evaluation(digits: Run, tmp_path: Pat
         ("evaluation.json", '{"test": {"accuracy": 1}}'),
         ("evaluation.json", '{"truth": [0, 1]}'),
         ("evaluation.json", "{"),
+        ("evaluation.json", "[]"),
     ],
 )
 def test_damaged_files_are_named(digits: Run, tmp_path: Path, file: str, content: str) -> None:

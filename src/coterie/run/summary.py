@@ -1,4 +1,4 @@
-"""A finished run in a few rows, for the terminal, for programs, and for the report."""
+"""A finished run in a few rows, for the terminal and for programs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie import storage
-from coterie.clustering import load
-from coterie.errors import RunFolderError
-from coterie.evaluate.matching import best_match, contingency
 from coterie.models import stacked
-from coterie.run.folder import BASELINES, EVALUATION, RunFolder
+from coterie.run.contents import Method, read
 
 
 @dataclass(frozen=True)
@@ -47,56 +43,38 @@ class Summary:
 
 def summarise(path: str | Path) -> Summary:
     """Read a finished run folder."""
-    folder = RunFolder(path)
-    found = load(folder.path)
-    result = storage.read_json(folder.path / EVALUATION)
-    parts = [folder, *(RunFolder(p) for p in sorted((folder.path / BASELINES).glob("*")))]
-    try:
-        order, matrix = ordered_matrix(found.assignment, result["truth"])
-        rows = tuple(_row(part) for part in parts if part.finished)
-        members = tuple(tuple(map(str, found.ids[found.assignment == j])) for j in order)
-        grouping = 1 < stacked.count(found.models) < len(found.ids)
-        known = members if matrix is None and grouping else None
-        return Summary(result["data"], len(found.ids), rows, order, matrix, known)
-    except (AttributeError, LookupError, TypeError) as error:
-        raise RunFolderError(f"the {EVALUATION} in {folder.path} is damaged: {error!r}.") from error
-
-
-def ordered_matrix(
-    assignment: np.ndarray, truth: list[int] | None
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
-    """Clients by found and true group, rows ordered so that the best match lies on the diagonal.
-
-    A cluster without clients has no row.
-    """
-    if truth is None:
-        return tuple(np.unique(assignment[assignment >= 0]).tolist()), None
-    table = contingency(assignment, np.asarray(truth))
-    rows, columns = best_match(table)
-    matched = rows[np.argsort(columns)]
-    rest = [j for j in range(len(table)) if j not in matched]
-    order = [j for j in (*matched.tolist(), *rest) if table[j].any()]
-    return tuple(order), tuple(tuple(table[j].tolist()) for j in order)
-
-
-def _row(folder: RunFolder) -> Row:
-    found = load(folder.path)
-    result = storage.read_json(folder.path / EVALUATION)
-    test = result["test"] or {}
-    return Row(
-        method=found.algorithm["name"],
-        accuracy=_number(test.get("accuracy")),
-        loss=_number(test.get("loss")),
-        misclustering=result["misclustering"],
-        clusters=found.k,
-        rounds=len(found.history),
-        bytes_moved=found.history.total("bytes_up") + found.history.total("bytes_down"),
-        seconds=found.history.total("seconds"),
+    contents = read(Path(path))
+    found, truth = contents.run.clustering, contents.truth
+    clusters = [int(j) for j in np.flatnonzero(found.sizes)] if truth is None else truth.rows
+    members = None
+    if truth is None and contents.run.grouping and stacked.count(found.models) > 1:
+        members = tuple(tuple(map(str, found.ids[found.assignment == j])) for j in clusters)
+    return Summary(
+        contents.data,
+        len(found.ids),
+        tuple(map(_row, contents.methods)),
+        tuple(clusters),
+        None if truth is None else tuple(tuple(truth.table[j].tolist()) for j in clusters),
+        members,
     )
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else value
+def _row(method: Method) -> Row:
+    history, test = method.clustering.history, method.test
+    return Row(
+        method=method.key,
+        accuracy=None if test is None else _number(test.mean["accuracy"]),
+        loss=None if test is None else _number(test.mean["loss"]),
+        misclustering=method.misclustering,
+        clusters=method.clustering.k,
+        rounds=len(history),
+        bytes_moved=history.total("bytes_up") + history.total("bytes_down"),
+        seconds=history.total("seconds"),
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def human_bytes(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coterie import storage
-from coterie.run.report.contents import read
+from coterie.run.contents import read
 from coterie.run.report.page import render
 
 __all__ = ["write_report"]

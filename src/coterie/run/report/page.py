@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from coterie.models import stacked
+from coterie.run.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
 from coterie.run.report import events, people, pictures, style
-from coterie.run.report.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
 from coterie.run.report.words import LISTED, NOTHING, duration, listed, percent, swatch
 from coterie.run.summary import human_bytes
 from coterie.words import count
@@ -25,7 +25,7 @@ def render(contents: Contents) -> str:
     sections = (
         _summary(contents),
         _loss_per_round(contents),
-        events.told(contents.run.clustering.history),
+        events.table(contents.run.clustering.history),
         _distances(contents),
         *_clusters(contents),
         people.members(contents),

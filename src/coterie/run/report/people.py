@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie.clustering.history import History
 from coterie.models import stacked
-from coterie.run.report.contents import Contents
+from coterie.run.contents import Contents
 from coterie.run.report.words import LISTED, swatch
 from coterie.words import count
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from coterie.clustering import History
-from coterie.run.report.contents import Measure
+from coterie.run.contents import Measure
 from coterie.run.report.style import ACCENT, GRID, INK, MUTED, PAPER, UNKNOWN, WIDTH, colour, picture
 
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (

@@ -1,4 +1,4 @@
-"""What a report tells, read from a run folder."""
+"""What a run folder tells of a finished run: read here, for the terminal, for programs and for the report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Scores:
 class Method:
     """One method that was run: what it is called, what it found, how good that is."""
 
-    name: str
+    key: str  # as an experiment file calls it, such as `ifca`
+    name: str  # as people do, such as `IFCA`
     clustering: Clustering
     test: Scores | None = None
     unseen: Scores | None = None
@@ -107,7 +108,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Contents:
-    """All that the page shows."""
+    """A run and what it was compared with."""
 
     data: str
     run: Method
@@ -176,24 +177,20 @@ def read(folder: Path) -> Contents:
             f"{folder / EVALUATION} has {len(labels)} true labels for {len(clustering.ids)} clients."
         )
     data = evaluation.get("data") or settings.get("data", {}).get("source", "")
-    run = _method(folder, clustering, evaluation, display_name(clustering))
+    run = _method(folder, clustering, evaluation, _key(clustering))
     return Contents(data, run, list(_baselines(folder)), settings, labels)
 
 
-def display_name(clustering: Clustering) -> str:
-    """The algorithm as it is called in Python, such as `IFCA`."""
-    name = str(clustering.algorithm.get("name", "clustering"))
-    return registry.PARTS["algorithm"].get(name, name).rpartition(":")[2]
+def _key(clustering: Clustering) -> str:
+    return str(clustering.algorithm.get("name", "clustering"))
 
 
 def _baselines(folder: Path) -> Iterator[Method]:
     where = folder / BASELINES
     for sub in sorted(where.iterdir()) if where.is_dir() else []:
         if sub.is_dir() and not sub.name.startswith("."):
-            clustering = _clustering(sub, folder)
-            # a folder of another name tells two settings of one algorithm apart
-            named = sub.name == clustering.algorithm.get("name")
-            yield _method(sub, clustering, _evaluation(sub), display_name(clustering) if named else sub.name)
+            # a folder of another name than the algorithm's tells two settings of it apart
+            yield _method(sub, _clustering(sub, folder), _evaluation(sub), sub.name)
 
 
 def _clustering(folder: Path, run: Path) -> Clustering:
@@ -211,13 +208,16 @@ def _evaluation(folder: Path) -> dict[str, Any]:
     """Empty for a clustering that was saved without a run around it."""
     path = folder / EVALUATION
     content: dict[str, Any] = storage.read_json(path) if path.exists() else {}
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} is damaged: it holds no table.")
     return content
 
 
-def _method(folder: Path, clustering: Clustering, evaluation: dict[str, Any], name: str) -> Method:
+def _method(folder: Path, clustering: Clustering, evaluation: dict[str, Any], key: str) -> Method:
     try:
         return Method(
-            name,
+            key,
+            registry.PARTS["algorithm"].get(key, key).rpartition(":")[2],
             clustering,
             Scores.of(evaluation.get("test")),
             Scores.of(evaluation.get("unseen")),
