@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie as ct
-from coterie.algorithms.bipartition import Cut, Rule, bipartition, cosines, explained
+from coterie.algorithms.bipartition import Bipartition, Rule, bipartition, cosines, explained
 
 AUTO = Rule()
 
@@ -64,7 +64,7 @@ def test_what_parts_explain_is_that_of_the_vectors(seed, n, dim):
     updates = noise(n, dim, seed, centred=False)
     order = np.random.default_rng(seed).permutation(n)
     one, other = np.sort(order[:2]), np.sort(order[2:])
-    found = explained(Cut(one, other, 0.0), cosines(updates @ updates.T))
+    found = explained(Bipartition(one, other, 0.0), cosines(updates @ updates.T))
     assert found == pytest.approx(explained_by_vectors(updates, one.tolist(), other.tolist()), rel=1e-6)
 
 

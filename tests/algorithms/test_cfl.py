@@ -20,7 +20,7 @@ from support.references import local_update
 import coterie as ct
 from coterie import registry
 from coterie.algorithms import driver
-from coterie.algorithms.bipartition import Cut, bipartition, cosines, explained
+from coterie.algorithms.bipartition import Bipartition, bipartition, cosines, explained
 from coterie.algorithms.cfl import CFL
 from coterie.clustering.history import RoundLog
 from coterie.errors import ConfigError, SettingError
@@ -144,7 +144,9 @@ def automatic(one, other, updates):
     clients = [*one, *other]
     similarity = np.array([[cosine(updates[i], updates[j]) for j in clients] for i in clients])
     first, rest = np.split(np.arange(len(clients)), [len(one)])
-    return 0.0 if explained(Cut(first, rest, 0.0), similarity) > 1.5 else 1.5 * nearest(clients, updates)
+    return (
+        0.0 if explained(Bipartition(first, rest, 0.0), similarity) > 1.5 else 1.5 * nearest(clients, updates)
+    )
 
 
 NOBODY = [0.0, 0.0, 0.0]

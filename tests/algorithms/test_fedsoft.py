@@ -520,9 +520,9 @@ def test_resumed_at_any_moment_it_ends_the_same():
 EQUAL = Federated(population(1, [8] * 5, NAMES[:5]))  # so that all nodes have one program
 
 
-def over_flower(grid, algorithm=PAIRS, seed=5, happen=None, **terms):
+def over_flower(grid, algorithm=PAIRS, seed=5, happen=None, **settings):
     kept = Kept()
-    federation = FlowerFederation(grid, **{"min_clients": 5, "poll": 0.001, **terms})
+    federation = FlowerFederation(grid, **{"min_clients": 5, "poll": 0.001, **settings})
     return algorithm.fit(federation, learner(), seed=seed, observers=[kept, Between(happen or {})]), kept
 
 

@@ -331,7 +331,7 @@ def test_a_number_is_taken_as_it_is():
     distances, _ = in_groups([4, 5], (1, 2), (20, 21))
     for given_ in (0, 3, 0.77, np.float32(2.5)):
         cut = threshold.choose(given_, distances, 2)
-        assert cut == threshold.Cut(float(given_), "the threshold was given")
+        assert cut == threshold.Threshold(float(given_), "the threshold was given")
 
 
 @given(SEEDS, st.integers(3, 12), st.integers(1, 100))

@@ -13,7 +13,7 @@ from coterie.algorithms import records
 from coterie.algorithms.records import Outcome
 from coterie.data.federated import Federated
 from coterie.errors import FederationError, SettingError
-from coterie.federation import chosen as engine
+from coterie.federation import participants as engine
 from coterie.federation.protocol import Answers, Traffic
 from coterie.flower import FlowerFederation
 from coterie.learn.tasks import ChooseAndTrain, CountExamples
@@ -27,11 +27,11 @@ ASKED = np.array([NOBODY, 4, 1, NOBODY, 0])
 REAL = ASKED < NOBODY
 
 
-def flower(grid=None, **terms):
+def flower(grid=None, **settings):
     """Clients a to f, at nodes 1 to 6."""
     named = Federated(ct.Shards.from_lists(*zip(*DATA.train, strict=True), list("abcdef")))
     grid = grid or InProcessGrid(apps_of(LEARNER, named))
-    return FlowerFederation(grid, min_clients=NOBODY, poll=0.001, **terms), grid
+    return FlowerFederation(grid, min_clients=NOBODY, poll=0.001, **settings), grid
 
 
 FEDERATIONS = {

@@ -159,8 +159,8 @@ def test_the_report_of_a_run_can_be_written(finished):
 
 
 def test_a_report_can_be_written_though_clients_joined_late_and_were_missing(file, tmp_path):
-    terms = "flower.min_clients=3 flower.min_replies=1 algorithm.participation=1.0 algorithm.rounds=5"
-    config = {"out": str(tmp_path / "run"), "set": f'{terms} baselines=["local"]'}
+    settings = "flower.min_clients=3 flower.min_replies=1 algorithm.participation=1.0 algorithm.rounds=5"
+    config = {"out": str(tmp_path / "run"), "set": f'{settings} baselines=["local"]'}
     grid = grid_for(file, config)
     grid.nodes[5].online = grid.nodes[4].online = False
 
@@ -277,7 +277,7 @@ BAD = {
     ),
     "no setting": ({"set": "faster"}, ConfigError, "a setting is given as KEY=VALUE"),
     "an open quote": ({"set": "local.lr='0.1"}, ConfigError, "local.lr: input should be a valid number"),
-    "impossible terms": ({"set": "flower.deadline=0"}, SettingError, "deadline must be positive"),
+    "impossible settings": ({"set": "flower.deadline=0"}, SettingError, "deadline must be positive"),
     "too many clusters": (
         {"set": "algorithm.k=6"},
         SettingError,

@@ -42,13 +42,13 @@ def grid_of():
     return InProcessGrid(apps_of(LEARNER, DATA))
 
 
-def federation(grid, **terms):
+def federation(grid, **settings):
     usual = {"min_clients": 5, "poll": 0.001, "wait": 20, "deadline": 60}
-    return FlowerFederation(grid, **(usual | terms))
+    return FlowerFederation(grid, **(usual | settings))
 
 
-def fit(grid, happen=None, algorithm=IFCA, seed=0, **terms):
-    return algorithm.fit(federation(grid, **terms), LEARNER, seed=seed, observers=[Between(happen or {})])
+def fit(grid, happen=None, algorithm=IFCA, seed=0, **settings):
+    return algorithm.fit(federation(grid, **settings), LEARNER, seed=seed, observers=[Between(happen or {})])
 
 
 def matrix(models):
@@ -219,7 +219,7 @@ def test_a_client_that_counts_for_an_impossible_number_of_examples_is_left_out(w
 
 
 @pytest.mark.parametrize(
-    "fault, reason, terms",
+    "fault, reason, settings",
     [
         ({"online": False}, "not connected", {}),
         ({"unheard": True}, "the SuperLink did not take the message", {}),
@@ -227,16 +227,16 @@ def test_a_client_that_counts_for_an_impossible_number_of_examples_is_left_out(w
         ({"late": 0.6}, "no answer within 0.4 s", {"deadline": 0.4}),
     ],
 )
-def test_a_client_that_does_not_answer_in_time_is_left_out_of_that_round_only(fault, reason, terms):
+def test_a_client_that_does_not_answer_in_time_is_left_out_of_that_round_only(fault, reason, settings):
     grid = grid_of()
     node = grid.nodes[3]
     usual = {name: getattr(node, name) for name in fault}
 
     def mends():
         node.__dict__.update(usual)
-        time.sleep(0.5 if terms else 0)  # by now its late answer is there, or no longer to come
+        time.sleep(0.5 if settings else 0)  # by now its late answer is there, or no longer to come
 
-    found = fit(grid, {1: lambda: node.__dict__.update(fault), 2: mends}, **terms)
+    found = fit(grid, {1: lambda: node.__dict__.update(fault), 2: mends}, **settings)
     left_out(found, reason)
     agrees(found, [ALL, BUT_TWO, ALL])
 
@@ -479,8 +479,8 @@ def losses(here, clients=None):
     return here.with_learner(LEARNER).ask(tasks.MeasureLosses(models), clients=chosen)
 
 
-def ask(grid, clients=None, **terms):
-    return losses(federation(grid, **terms), clients)
+def ask(grid, clients=None, **settings):
+    return losses(federation(grid, **settings), clients)
 
 
 def refusing(content):
@@ -636,8 +636,8 @@ def test_replies_are_reduced_as_they_arrive(monkeypatch):
 # -- a run in a folder ------------------------------------------------------------------------------------
 
 
-def run(grid, folder, happen=None, **terms):
-    here = federation(grid, **terms)
+def run(grid, folder, happen=None, **settings):
+    here = federation(grid, **settings)
 
     def progress(name, rounds):
         return nullcontext(Between(happen or {}))

@@ -49,8 +49,8 @@ def grid_of(folder, experiment, configs):
     return InProcessGrid([app] * len(configs), configs)
 
 
-def ids(grid, **terms):
-    return FlowerFederation(grid, **({"min_clients": 2, "wait": 0.2, "poll": 0.01} | terms)).ids.tolist()
+def ids(grid, **settings):
+    return FlowerFederation(grid, **({"min_clients": 2, "wait": 0.2, "poll": 0.01} | settings)).ids.tolist()
 
 
 # -- a file of its own ------------------------------------------------------------------------------------

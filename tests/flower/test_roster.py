@@ -37,9 +37,9 @@ def grid_of(*names):
     return InProcessGrid([app(name) for name in names])
 
 
-def federation(grid, **terms):
+def federation(grid, **settings):
     usual = {"min_clients": 2, "poll": 0.001, "wait": 20, "deadline": 60}
-    return FlowerFederation(grid, **(usual | terms))
+    return FlowerFederation(grid, **(usual | settings))
 
 
 def matrix(models):
@@ -403,8 +403,8 @@ def interrupted(grid, folder, algorithm=ALGORITHM, learner=LEARNER, happen=None)
         algorithm.fit(federation(grid), learner, observers=[recorder, Between(happen or {2: crash})])
 
 
-def resumed(grid, folder, algorithm=ALGORITHM, learner=LEARNER, **terms):
-    here = federation(grid, wait=1, **terms)
+def resumed(grid, folder, algorithm=ALGORITHM, learner=LEARNER, **settings):
+    here = federation(grid, wait=1, **settings)
     return algorithm.fit(here, learner, observers=[Recorder(RunFolder(folder), every=0.0)])
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import io
 
 from rich.console import Console
-from support.observers import told
+from support.observers import moment
 
 from coterie.clustering.history import Event, History, RoundLog, from_line
 from coterie.run import progress
@@ -49,14 +49,14 @@ def test_events_count_and_move_clients():
 
 
 def test_the_table_tells_when_what_and_at_which_cost():
-    page = events.told(History([event(), log(0), event(1)], 3))
+    page = events.table(History([event(), log(0), event(1)], 3))
     assert page.count("<tr>") == 3
     assert "<td>the start</td><td>3 clusters &amp; more.</td><td>2</td><td>2.0 kB</td><td>2.0 s</td>" in page
     assert "<td>1</td><td>3 clusters" in page
-    assert events.told(History([log(0)], 3)) == ""
+    assert events.table(History([log(0)], 3)) == ""
     last = dataclasses.replace(event(1), name="finish")  # all runs have that one: alone it is no news
-    assert events.told(History([log(0), last], 3)) == ""
-    assert events.told(History([event(), log(0), last], 3)).count("<tr>") == 3
+    assert events.table(History([log(0), last], 3)) == ""
+    assert events.table(History([event(), log(0), last], 3)).count("<tr>") == 3
 
 
 def test_the_last_exchange_leaves_the_rows_of_rounds_as_they_were():
@@ -67,7 +67,7 @@ def test_the_last_exchange_leaves_the_rows_of_rounds_as_they_were():
 
 
 def test_of_very_many_events_some_are_left_out():
-    page = events.told(History([event(t) for t in range(events.SHOWN + 5)], 3))
+    page = events.table(History([event(t) for t in range(events.SHOWN + 5)], 3))
     assert page.count("<tr>") == events.SHOWN + 2 and "5 more" in page
 
 
@@ -83,6 +83,6 @@ def test_on_a_terminal_events_are_told_as_they_happen():
     for look in (progress.bar, progress.lines, progress.every_round):
         text = io.StringIO()
         with look(Console(file=text, width=200), "srfca", 4) as show:
-            show.after(told([event()], 0))
-            show.after(told([log(3)], 4))
+            show.after(moment([event()], 0))
+            show.after(moment([log(3)], 4))
         assert text.getvalue().count("srfca: 3 clusters & more.") == 1

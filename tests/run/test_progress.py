@@ -5,7 +5,7 @@ import re
 
 import pytest
 from rich.console import Console
-from support.observers import told
+from support.observers import moment
 
 from coterie.clustering.history import RoundLog
 from coterie.run.progress import bar, every_round, lines, rate, status
@@ -41,7 +41,7 @@ def printed(rounds, steps):
     out, done = console(False), 0
     with lines(out, "ifca", rounds) as show:
         for step in steps:
-            show.after(told([log_of(done + i) for i in range(step)], done + step))
+            show.after(moment([log_of(done + i) for i in range(step)], done + step))
             done += step
     return out.file.getvalue().splitlines()
 
@@ -89,15 +89,15 @@ def test_lines_come_with_whole_tenths_however_rounds_come(rounds, steps, shown):
 def test_a_long_line_is_not_broken():
     out = Console(file=io.StringIO(), force_terminal=False, width=20)
     with lines(out, "ifca", 1) as show:
-        show.after(told([log_of(0)], 1))
+        show.after(moment([log_of(0)], 1))
     assert out.file.getvalue() == "ifca: round 1/1, loss 0.5000, clusters 3 1, 4.0 rounds/s\n"
 
 
 def test_on_a_terminal_a_bar_tells_round_loss_sizes_and_speed():
     out = console(True)
     with bar(out, "ifca", 50) as show:
-        show.after(told([log_of(0)], 1))
-        show.after(told([log_of(1, (0.125,), ((2, 2),))], 2))
+        show.after(moment([log_of(0)], 1))
+        show.after(moment([log_of(1, (0.125,), ((2, 2),))], 2))
     last = plain(out).splitlines()[-1]
     for part in ("ifca", "2/50", "loss 0.1250", "clusters 2 2", "4.0 rounds/s", "━"):
         assert part in last
@@ -105,7 +105,7 @@ def test_on_a_terminal_a_bar_tells_round_loss_sizes_and_speed():
 
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is():
-    before = told([log_of(t) for t in range(20)], 20)
+    before = moment([log_of(t) for t in range(20)], 20)
     out = console(True)
     with bar(out, "ifca", 50) as show:
         show.resumed(before)
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is():
         with look(out, "ifca", 50) as show:
             show.resumed(before)
             for t in range(20, 25):
-                show.after(told([log_of(t)], t + 1))
+                show.after(moment([log_of(t)], t + 1))
         assert re.findall(r"round (\S+),", plain(out)) == shown
 
 
@@ -125,8 +125,8 @@ def test_a_moment_without_rounds_changes_nothing(look):
     with look(silent, "ifca", 50):
         pass
     with look(other, "ifca", 50) as show:
-        show.after(told([], 0))
-        show.resumed(told([], 0))
+        show.after(moment([], 0))
+        show.resumed(moment([], 0))
     assert plain(other) == plain(silent)
 
 

@@ -7,7 +7,7 @@ from coterie.algorithms.observer import Moment, Observer, Place
 from coterie.clustering.history import Event
 
 
-def told(new, done):
+def moment(new, done):
     """A moment for observers that only look at what is new and how many rounds are done."""
     return Moment(states=None, place=Place(done), ids=np.arange(4), spec=None, new=new)
 

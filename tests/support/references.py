@@ -117,13 +117,13 @@ def ifca_with_parts(
     thetas, m, k = thetas.copy(), len(clients), len(thetas)
     shared = np.zeros(thetas.shape[1], bool) if shared is None else shared
     thetas[:, shared] = thetas[0, shared]  # "one single copy of the shared layers"
-    cluster, steady, told = (np.full(m, value) for value in (-1, 0, -1))
+    cluster, steady, sent_to = (np.full(m, value) for value in (-1, 0, -1))
     clusters, alone = [], []
     for members in participants:  # 4: M_t <- random subset of worker machines
         replies, misfit, one_model = {}, {}, np.zeros(m, bool)
         for i in members:  # 5: for worker machine i in M_t in parallel do
             x, y = clients[i]
-            only, rounds = told[i], steady[i]
+            only, rounds = sent_to[i], steady[i]
             if settle is not None and only < 0 and rounds >= settle:
                 only = -1 if (rounds - settle) % recheck == recheck - 1 else cluster[i]
             one_model[i] = only >= 0
@@ -145,12 +145,12 @@ def ifca_with_parts(
                     if gradients:  # 14: theta_j - gamma/m sum_i s_ij g_i
                         new = old[j] + len(these) / m * (new - old[j])
                     thetas[j, coordinates] = new[coordinates]
-        told = np.full(m, -1)
+        sent_to = np.full(m, -1)
         if revive:
             sizes = np.bincount(cluster[cluster >= 0], minlength=k)
             donors = sorted((-misfit[i], i) for i in members if sizes[cluster[i]] > 1)
             for j, (_, i) in zip(np.flatnonzero(sizes == 0), donors, strict=False):
-                thetas[j], told[i] = thetas[cluster[i]], j
+                thetas[j], sent_to[i] = thetas[cluster[i]], j
         clusters.append(cluster.copy())
         alone.append(one_model)
     return thetas, np.array(clusters), np.array(alone)

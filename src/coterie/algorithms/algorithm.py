@@ -298,11 +298,11 @@ def lowest_loss(
     """
     losses, answered = np.array(answers.report.losses), np.asarray(answers.answered)
     lowest = np.where(np.isfinite(losses), losses, np.inf).min(axis=1)
-    told = answered & np.isfinite(lowest)
+    finite = answered & np.isfinite(lowest)
     # a few who have no number for it tell nothing
-    sane = 2 * told.sum() > answered.sum() or not answered.any()
-    mean = float(lowest[told].mean()) if told.any() else 0.0
-    return np.where(told[:, None], losses, np.nan), told, mean if sane else float("inf")
+    sane = 2 * finite.sum() > answered.sum() or not answered.any()
+    mean = float(lowest[finite].mean()) if finite.any() else 0.0
+    return np.where(finite[:, None], losses, np.nan), finite, mean if sane else float("inf")
 
 
 def of_one_start(states: State, start: int) -> State:

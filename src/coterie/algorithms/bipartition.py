@@ -59,11 +59,11 @@ class Rule:
         eps1, eps2 = self.lengths(scale)
         return (mean < eps1) & (longest > eps2)
 
-    def parts(self, cut: Cut, similarity: Float[np.ndarray, "n n"]) -> bool:
+    def parts(self, cut: Bipartition, similarity: Float[np.ndarray, "n n"]) -> bool:
         """Criterion 3: whether the clients part well."""
         return _gap(cut.across) > self.noise(cut, similarity) + ROUNDING
 
-    def noise(self, cut: Cut, similarity: Float[np.ndarray, "n n"]) -> float:
+    def noise(self, cut: Bipartition, similarity: Float[np.ndarray, "n n"]) -> float:
         """gamma, given the similarities of a cluster's clients and how they would be parted.
 
         With `"auto"` there are two ways to see that it is not noise that parts them. Either the parts explain
@@ -86,7 +86,7 @@ PRESETS = {
 }
 
 
-class Cut(NamedTuple):
+class Bipartition(NamedTuple):
     """Two groups of clients, and the largest similarity of two that are in different ones."""
 
     one: Int[np.ndarray, " some"]
@@ -99,7 +99,9 @@ class Cut(NamedTuple):
         return len(self.one), len(self.other)
 
 
-def bipartition(similarity: Float[np.ndarray, "n n"], how: Literal["single", "complete"] = "single") -> Cut:
+def bipartition(
+    similarity: Float[np.ndarray, "n n"], how: Literal["single", "complete"] = "single"
+) -> Bipartition:
     """n clients in two groups such that the largest similarity of two in different groups is smallest.
 
     Merging the most similar ones first until two groups are left finds it: single linkage. The first client
@@ -111,10 +113,10 @@ def bipartition(similarity: Float[np.ndarray, "n n"], how: Literal["single", "co
     apart = 1 - (similarity + similarity.T) / 2
     top = to_tree(linkage(squareform(apart, checks=False), how))
     one, other = sorted((np.sort(part.pre_order()) for part in (top.left, top.right)), key=lambda p: p[0])
-    return Cut(one, other, float(1 - apart[np.ix_(one, other)].min()))
+    return Bipartition(one, other, float(1 - apart[np.ix_(one, other)].min()))
 
 
-def explained(cut: Cut, similarity: Float[np.ndarray, "n n"]) -> float:
+def explained(cut: Bipartition, similarity: Float[np.ndarray, "n n"]) -> float:
     """How much two parts explain of the directions of n updates, in proportion to what noise could.
 
     Of updates of length 1, the means of the two parts explain a share of the variance: no more than the

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie.algorithms import known_clusters
 from coterie.algorithms.algorithm import Note, Pause, Round, client_rows, unknown
-from coterie.algorithms.bipartition import PRESETS, Cut, Rule, bipartition, cosines
+from coterie.algorithms.bipartition import PRESETS, Bipartition, Rule, bipartition, cosines
 from coterie.algorithms.known_clusters import KnownClusters
 from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.errors import one_of, whole_number
@@ -214,9 +214,9 @@ class CFL(KnownClusters[State]):
         if not large and not again:
             return state, None
         chosen = {c: cuts[c] for c in large[: most - k]}
-        return self._split(state, chosen, members), self._told_of(chosen, again, state)
+        return self._split(state, chosen, members), self._split_note(chosen, again, state)
 
-    def _cuts(self, seen: Seen, scale: Any, members: Members) -> dict[int, Cut]:
+    def _cuts(self, seen: Seen, scale: Any, members: Members) -> dict[int, Bipartition]:
         """How clusters part, by the updates that were seen, where these call for it."""
         ripe, products = np.asarray(self.rule.ripe(seen.mean, seen.longest, scale)), np.asarray(seen.products)
         cuts = {}
@@ -227,7 +227,7 @@ class CFL(KnownClusters[State]):
                 cut = bipartition(similarity, self.rule.linkage)
                 if self.rule.parts(cut, similarity):
                     # places within the cluster are not those of the clients, but for the first split
-                    cuts[c] = Cut(here[cut.one], here[cut.other], cut.across)
+                    cuts[c] = Bipartition(here[cut.one], here[cut.other], cut.across)
         return cuts
 
     def _ask_again(self, server: Server, state: State, members: Members, done: int) -> Exchange[Seen]:
@@ -243,7 +243,7 @@ class CFL(KnownClusters[State]):
         answers = yield dataclasses.replace(ask, clients=asked, key=key)
         return self._look(state, answers)[0]
 
-    def _split(self, state: State, cuts: Mapping[int, Cut], members: Members) -> State:
+    def _split(self, state: State, cuts: Mapping[int, Bipartition], members: Members) -> State:
         """The state after clusters were split: one part keeps the number, the other is a new cluster."""
         assignment, old = np.array(state.assignment), np.array(state.fresh)
         parents = list(range(len(old)))
@@ -259,7 +259,7 @@ class CFL(KnownClusters[State]):
             fresh=jnp.asarray(old[parents] | np.isin(parents, list(cuts))),
         )
 
-    def _told_of(self, cuts: Mapping[int, Cut], again: Members, state: State) -> Note:
+    def _split_note(self, cuts: Mapping[int, Bipartition], again: Members, state: State) -> Note:
         """What became of clusters that were to be split."""
         splits = [{"cluster": c, "sizes": list(cut.sizes), "across": cut.across} for c, cut in cuts.items()]
         text = ", ".join(

@@ -121,14 +121,14 @@ class CrossLoss(Distance):
         # of nearly equal size, so that they share a compiled program or two
         for block in np.array_split(known, -(-len(known) // at_once)):
             answers = yield Ask(MeasureLosses(stacked.take(own, block), part), clients=asked)
-            told = np.where(np.asarray(answers.answered)[:, None], answers.report.losses, np.nan)
-            losses[np.ix_(known, block)] = told
+            measured = np.where(np.asarray(answers.answered)[:, None], answers.report.losses, np.nan)
+            losses[np.ix_(known, block)] = measured
         return losses
 
     def look(self, models: PyTree, part: Part = None) -> Exchange[Float[np.ndarray, "clients k"]]:
         answers = yield Ask(MeasureLosses(models, part))
-        told = np.asarray(answers.report.losses)
-        return np.where(np.asarray(answers.answered)[:, None], told, np.nan)
+        measured = np.asarray(answers.report.losses)
+        return np.where(np.asarray(answers.answered)[:, None], measured, np.nan)
 
     def between_clients(self, own: np.ndarray) -> Float[np.ndarray, "clients clients"]:
         return np.asarray((own + own.T) / 2)
@@ -150,11 +150,11 @@ def _by_cluster(
     losses: Float[np.ndarray, "clients models"], clusters: Clusters
 ) -> Float[np.ndarray, "k models"]:
     """f_c: the mean loss over the clients of a cluster; NaN for one without clients that told a number."""
-    told = np.isfinite(losses)
+    measured = np.isfinite(losses)
     k = stacked.count(clusters.models)
     member = (clusters.assignment[:, None] == np.arange(k)).astype(np.float64)
-    count = member.T @ told
-    return np.where(count > 0, member.T @ np.where(told, losses, 0) / np.maximum(count, 1), np.nan)
+    count = member.T @ measured
+    return np.where(count > 0, member.T @ np.where(measured, losses, 0) / np.maximum(count, 1), np.nan)
 
 
 def _euclidean(a: Float[np.ndarray, "n d"], b: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:

@@ -31,7 +31,7 @@ class State(algorithm.State):
 
     server: Any = None  # a server optimiser's state
     steady: Int[Array, " clients"] | None = client_rows(fill=0, default=None)  # see `Settling`
-    told: Int[Array, " clients"] | None = client_rows(fill=-1, default=None)  # see `revived`
+    sent_to: Int[Array, " clients"] | None = client_rows(fill=-1, default=None)  # see `revived`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +111,13 @@ class IFCA(Algorithm[State]):
             unknown(clients),
             server=self.averaging.start(models),
             steady=self.settling.start(clients),
-            told=unknown(clients) if self.empty == "revive" else None,
+            sent_to=unknown(clients) if self.empty == "revive" else None,
         )
 
     # lines 2 to 4: broadcast theta_j^(t), j in [k], to the participants M_t, which the driver draws;
     # lines 5 to 12 are what each of them does: `ChooseAndTrain`
     def ask(self, state: State, round: Round) -> Ask:
-        only = clusters.first_told(state.told, self.settling.only(state.steady, state.assignment))
+        only = clusters.first_assigned(state.sent_to, self.settling.only(state.steady, state.assignment))
         parts: dict[str, Any] = resampling.parts_of(round.number, self.rounds) if self.resample else {}
         return self.averaging.ask(state.models, round.number, only, **parts)
 
@@ -129,11 +129,11 @@ class IFCA(Algorithm[State]):
             state.models, state.server, answers, round.rate, clients=len(state.assignment)
         )
         assignment = answers.updated(state.assignment, answers.cluster)
-        told = state.told
-        if told is not None:
-            models, told = revived(models, assignment, answers)
+        sent_to = state.sent_to
+        if sent_to is not None:
+            models, sent_to = revived(models, assignment, answers)
         steady = self.settling.update(state.steady, state.assignment, assignment, answers)
-        return State(models, assignment, kept, steady, told)
+        return State(models, assignment, kept, steady, sent_to)
 
     # line 17, then line 6 once more for everybody under the final models: the assignment, and the training
     # loss by which the best start is kept

@@ -51,9 +51,9 @@ class KnownClusters(Algorithm[K]):
 
     def finish(self, server: Server, state: K) -> Exchange[Result]:
         answers = yield Ask(MeasureLosses(state.models))
-        losses, told, objective = lowest_loss(answers)
+        losses, heard, objective = lowest_loss(answers)
         known = np.asarray(state.assignment)
-        assignment = np.where((known < 0) & told, np.asarray(lowest(losses)), known)
+        assignment = np.where((known < 0) & heard, np.asarray(lowest(losses)), known)
         return Result(assignment, state.models, objective, losses)
 
     def check(self, clients: int, learner: Learner) -> None:

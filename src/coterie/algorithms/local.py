@@ -47,7 +47,7 @@ class Local(Algorithm[State]):
             asked = np.flatnonzero(drawn.any(axis=1) & ~heard)
             if not len(asked):
                 break
-            new, trained, told = yield from trained_alone(
+            new, trained, alone = yield from trained_alone(
                 first,
                 self.rounds,
                 server.key("rounds"),
@@ -57,7 +57,7 @@ class Local(Algorithm[State]):
             )
             now = asked[trained]
             models = jax.tree.map(lambda all_, own: all_.at[now].set(own[trained]), models, new)  # noqa: B023
-            losses[now], heard[now] = told[trained], True
+            losses[now], heard[now] = alone[trained], True
         assignment = jnp.where(jnp.asarray(heard), jnp.arange(server.clients), -1).astype(jnp.int32)
         return Pause(State(models, assignment), 0, alone=Alone(losses, drawn, heard))
 

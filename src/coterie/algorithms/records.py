@@ -167,7 +167,7 @@ def logs_alone(
     """Rounds that clients carried out by themselves, in one exchange, which counts in the first of them."""
     rounds, known, logs = alone.drawn.shape[1], before, []
     for t, drawn in enumerate(alone.drawn.T):
-        told = drawn & alone.heard
+        heard = drawn & alone.heard
         missing: dict[str, list[str]] = {}
         for client in np.flatnonzero(drawn & ~alone.heard).tolist():
             missing.setdefault(count.failures.get(client, NO_ANSWER), []).append(str(ids[client]))
@@ -176,12 +176,12 @@ def logs_alone(
         logs.append(
             RoundLog(
                 round=first + t,
-                loss=[float(alone.losses[told, t].mean()) if told.any() else np.nan],
+                loss=[float(alone.losses[heard, t].mean()) if heard.any() else np.nan],
                 changed=[len(moves) for moves in moved],
                 sizes=sizes,
                 moved=moved,
                 asked=int(drawn.sum()),
-                answered=int(told.sum()),
+                answered=int(heard.sum()),
                 bytes_down=count.bytes_down if t == 0 else 0,
                 bytes_spared=0,
                 bytes_up=count.bytes_up if t == 0 else 0,

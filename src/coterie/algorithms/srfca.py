@@ -287,7 +287,7 @@ class OneShotClusters(NamedTuple):
     models: PyTree  # (clients, ...): w_{i,T}
     own: np.ndarray  # what the distance knows of them
     distances: Float[np.ndarray, "clients clients"]
-    cut: threshold.Cut
+    cut: threshold.Threshold
     labels: Int[np.ndarray, " clients"]  # -1 for clients in no cluster
 
     @property

@@ -17,7 +17,7 @@ OUTLIER = 3.0  # quartile ranges beyond the quartiles, as in a box plot: Tukey's
 
 
 @dataclass(frozen=True)
-class Cut:
+class Threshold:
     """A threshold, and why it is that.
 
     Attributes
@@ -48,7 +48,7 @@ def check(threshold: float | str) -> None:
     )
 
 
-def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: int) -> Cut:
+def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: int) -> Threshold:
     """The threshold that a setting stands for, given the distances of all pairs.
 
     Nothing but the distances is looked at. With `"auto"` the threshold is put into the middle of a gap: the
@@ -70,8 +70,10 @@ def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: i
         return _automatic(distances, float(pairs.max()), least)
     share = percent(threshold)
     if share is not None:
-        return Cut(float(np.quantile(pairs, share)), f"{threshold} of all pairs are within the threshold")
-    return Cut(float(threshold), "the threshold was given")
+        return Threshold(
+            float(np.quantile(pairs, share)), f"{threshold} of all pairs are within the threshold"
+        )
+    return Threshold(float(threshold), "the threshold was given")
 
 
 def of_pairs(distances: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " pairs"]:
@@ -80,7 +82,7 @@ def of_pairs(distances: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " pairs"]
     return np.asarray(pairs[np.isfinite(pairs)], float)
 
 
-def details(cut: Cut, distances: Float[np.ndarray, "n n"]) -> dict[str, Any]:
+def details(cut: Threshold, distances: Float[np.ndarray, "n n"]) -> dict[str, Any]:
     """The threshold and the histogram of the distances, as plain values."""
     counts, edges = np.histogram(of_pairs(distances), bins=BINS)
     return {
@@ -91,7 +93,7 @@ def details(cut: Cut, distances: Float[np.ndarray, "n n"]) -> dict[str, Any]:
     }
 
 
-def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int) -> Cut:
+def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int) -> Threshold:
     # one client alone is a group where clusters may be so small, but it parts nothing
     edges, parted = _leaps(distances, max(2, least))
     low, high = edges[:-1], edges[1:]
@@ -106,12 +108,12 @@ def _automatic(distances: Float[np.ndarray, "n n"], farthest: float, least: int)
         return _near_others(distances, max(2, least - 1))
     gap = float(low[gaps[0]]), float(high[gaps[0]])
     middle = sum(gap) / 2
-    return Cut(
+    return Threshold(
         middle, f"the threshold is {middle:.4g}, in the gap between {gap[0]:.4g} and {gap[1]:.4g}", gap
     )
 
 
-def _near_others(distances: Float[np.ndarray, "n n"], others: int) -> Cut:
+def _near_others(distances: Float[np.ndarray, "n n"], others: int) -> Threshold:
     """The smallest threshold within which every client has so many others, but for outliers."""
     apart = np.where(np.eye(len(distances), dtype=bool) | ~np.isfinite(distances), np.inf, distances)
     apart = np.sort(apart[np.isfinite(apart).any(axis=1)], axis=1)
@@ -122,7 +124,7 @@ def _near_others(distances: Float[np.ndarray, "n n"], others: int) -> Cut:
     threshold = float(reach[inside].max())
     without = len(inside) - int(inside.sum())
     who = f"all but {without} of {len(inside)} clients have" if without else "every client has"
-    return Cut(
+    return Threshold(
         threshold,
         f"there is no visible gap between near and far clients: the threshold is {threshold:.4g}, within "
         f"which {who} {others} {'other' if others == 1 else 'others'}",

@@ -223,11 +223,11 @@ class Program:
         """What the algorithm is told."""
         if self.starts is not None and answered.ndim == 1:
             answered = jnp.broadcast_to(answered[:, None], (len(answered), self.starts))
-        told = answered, replies.report, jnp.asarray(replies.cluster), jnp.asarray(replies.weight)
+        replied = answered, replies.report, jnp.asarray(replies.cluster), jnp.asarray(replies.weight)
         value = replies.value
         if self.starts is not None:
-            told, value = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (told, value))
-        return Answers(clients, *told, value=value if self.reduce is None else sums, traffic=traffic)
+            replied, value = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (replied, value))
+        return Answers(clients, *replied, value=value if self.reduce is None else sums, traffic=traffic)
 
     def traffic(
         self, everybody: dict[str, PyTree], each: dict[str, PyTree], only: Any, shape: Reply

@@ -52,7 +52,7 @@ class Ask(eqx.Module):
     reduce
         How the replies' values are summed as they come; None to keep all of them.
     least
-        How few answers will do; the federation's own terms when None.
+        How few answers will do; the federation's own setting when None.
     remind
         What to ask those clients first that do not have, or no longer have, what the task needs them to have
         kept: the ask by which they came to keep it.
@@ -123,14 +123,14 @@ class Answers(eqx.Module):
     traffic: Traffic
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position, reason
 
-    def updated(self, known: PyTree, told: PyTree) -> PyTree:
+    def updated(self, known: PyTree, reported: PyTree) -> PyTree:
         """What is known of all clients, with what those that answered have told now (of one start)."""
 
-        def one(known: Array, told: Array) -> Array:
-            rows = jnp.where(stacked.expand(self.answered, told), told, known[self.clients])
+        def one(known: Array, reported: Array) -> Array:
+            rows = jnp.where(stacked.expand(self.answered, reported), reported, known[self.clients])
             return known.at[self.clients].set(rows, mode="drop")  # a place may be blank
 
-        return jax.tree.map(one, known, told)
+        return jax.tree.map(one, known, reported)
 
     def of_start(self, start: int) -> Answers:
         """The answers for one of several starts."""
@@ -247,7 +247,7 @@ class Federation(Protocol):
             Carry out the task so many times side by side, in one exchange: every array of `task` and `only`
             has a leading axis of starts.
         least
-            How few answers will do; the federation's own terms when None. 0: nobody is waited for.
+            How few answers will do; the federation's own setting when None. 0: nobody is waited for.
         """
         ...
 

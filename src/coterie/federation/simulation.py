@@ -19,8 +19,8 @@ from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
 from coterie.federation import debug, streaming
-from coterie.federation.chosen import Chosen, chosen
 from coterie.federation.devices import mesh, spread, use_every_core
+from coterie.federation.participants import Participants, placed
 from coterie.federation.program import Memory, Program, Rows, Share
 from coterie.federation.protocol import Answers, Reduction, checked_positions
 from coterie.learn import losses
@@ -196,19 +196,19 @@ class Simulation:
 
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
 
-    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
+    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Participants:
         positions = checked_positions(positions, self.clients)
         if not self.traceable:
-            return Chosen(jnp.asarray(positions, jnp.int32), (), ())
+            return Participants(jnp.asarray(positions, jnp.int32), (), ())
         members = [bucket.clients for bucket in self.shards.buckets]
-        return chosen(positions, members, self._settings.devices, self.clients)
+        return placed(positions, members, self._settings.devices, self.clients)
 
     def ask(
         self,
         task: Task,
         *,
         only: Int[Array, "*starts asked"] | None = None,
-        clients: Chosen | None = None,
+        clients: Participants | None = None,
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
         starts: int | None = None,
@@ -230,7 +230,7 @@ class Simulation:
         everybody: dict[str, PyTree],
         each: dict[str, PyTree],
         only: Array | None,
-        clients: Chosen | None,
+        clients: Participants | None,
         key: Key[Array, ""],
         reduce: Reduction | None,
         starts: int | None,
@@ -326,7 +326,7 @@ def _ask(
     everybody: dict[str, PyTree],
     each: dict[str, PyTree],
     only: Array | None,
-    clients: Chosen | None,
+    clients: Participants | None,
     key: Key[Array, ""],
 ) -> tuple[Answers, list[Memory]]:
     settings, learner = simulation._settings, simulation._learner
@@ -379,7 +379,7 @@ def _ask(
 def _shares(
     buckets: tuple[Rows, ...],
     own: tuple[PyTree, PyTree],
-    clients: Chosen | None,
+    clients: Participants | None,
     asked: int,
     needs: tuple[str, ...],
 ) -> tuple[Share, ...]:

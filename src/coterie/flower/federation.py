@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 from coterie import registry
 from coterie.data.shards import Spec
 from coterie.errors import FederationError, SettingError
+from coterie.federation.flower_settings import FlowerSettings
 from coterie.federation.program import Program
 from coterie.federation.protocol import Answers, Reduction, checked_positions
-from coterie.federation.terms import Terms
 from coterie.flower import wire
 from coterie.flower.post import Post
 from coterie.flower.replies import NOT_FINITE, Replies
@@ -27,7 +27,7 @@ from coterie.learn.learner import Learner
 from coterie.learn.task import Task
 
 
-class Chosen(eqx.Module):
+class Participants(eqx.Module):
     """Clients to ask, by position."""
 
     clients: Int[Array, "*rounds asked"]  # the number of clients where nobody is asked
@@ -47,8 +47,8 @@ class FlowerFederation:
     ----------
     grid
         What a Flower `ServerApp` is given to reach its nodes.
-    terms
-        Settings of `Terms`: `min_clients`, `min_replies`, `deadline`, `wait`, `max_norm`, `poll`.
+    settings
+        Those of `FlowerSettings`: `min_clients`, `min_replies`, `deadline`, `wait`, `max_norm`, `poll`.
 
     A client that is not connected, does not answer in time, fails, or sends anything but finite numbers of
     the shapes expected and within the norm is left out of that ask, with the reason in `Answers.failures`;
@@ -56,10 +56,10 @@ class FlowerFederation:
     ever sent is the ask itself: of other clients it learns nothing.
     """
 
-    def __init__(self, grid: Grid, **terms: Any) -> None:
-        self._terms = Terms(**registry.validate_call("flower", Terms, terms))
-        self._post = Post(grid, self._terms.poll)
-        self._roster = Roster(self._post, self._terms)
+    def __init__(self, grid: Grid, **settings: Any) -> None:
+        self._settings = FlowerSettings(**registry.validate_call("flower", FlowerSettings, settings))
+        self._post = Post(grid, self._settings.poll)
+        self._roster = Roster(self._post, self._settings)
         self._learner: Learner | None = None
         self._split = "train"
         self._kept: dict[str, _Kept] = {}
@@ -118,16 +118,16 @@ class FlowerFederation:
         new._kept = {}  # other runs have not kept anything yet
         return new
 
-    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Chosen:
+    def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Participants:
         positions = checked_positions(positions, self.clients)
-        return Chosen(jnp.asarray(positions, jnp.int32))
+        return Participants(jnp.asarray(positions, jnp.int32))
 
     def ask(
         self,
         task: Task,
         *,
         only: Int[Array, "*starts asked"] | None = None,
-        clients: Chosen | None = None,
+        clients: Participants | None = None,
         key: Key[Array, ""] | None = None,
         reduce: Reduction | None = None,
         starts: int | None = None,
@@ -147,16 +147,16 @@ class FlowerFederation:
                 raise SettingError(f"{kind.name} needs {name!r}, which no client has kept.")
         kept = {name: self._kept[name].shape for name in kind.task.needs}
         replies = Replies(
-            program, self._learner, self.spec, everybody, each, only, self._terms.max_norm, kept
+            program, self._learner, self.spec, everybody, each, only, self._settings.max_norm, kept
         )
         self._note_kept(replies.keeps, starts)
-        needed = self._terms.needed(len(asked)) if least is None else least
+        needed = self._settings.needed(len(asked)) if least is None else least
         failures: dict[int, str] = {}
         nodes = self._reachable(asked, needed, failures)
         names = [self._roster.ids[asked[i]] if i in asked else "" for i in range(len(positions))]
         contents = replies.asks(nodes, names, self._split, jax.random.key(0) if key is None else key)
         index_of = {node: i for i, node in nodes.items()}
-        for node, records in self._post.exchange(contents, wire.ASK, self._terms.deadline):
+        for node, records in self._post.exchange(contents, wire.ASK, self._settings.deadline):
             index = index_of[node]
             try:
                 partly = replies.add(index, records)
@@ -204,7 +204,7 @@ class FlowerFederation:
             failures |= {asked[i]: reason for i, reason in away.items()}
             if len(asked) - len(away) >= needed:
                 return {i: node for i, node in nodes.items() if node is not None and i not in away}
-            if time.monotonic() - began > self._terms.wait:
+            if time.monotonic() - began > self._settings.wait:
                 raise self._too_few(len(asked) - len(away), needed, len(asked), failures)
             failures.clear()
             time.sleep(self._post.every)

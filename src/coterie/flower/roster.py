@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 
 from coterie.data.shards import Spec
 from coterie.errors import FederationError
-from coterie.federation.terms import Terms
+from coterie.federation.flower_settings import FlowerSettings
 from coterie.flower import wire
 from coterie.flower.post import Post
 
@@ -32,7 +32,7 @@ class Roster:
     """
 
     post: Post
-    terms: Terms
+    settings: FlowerSettings
     ids: list[str] = field(default_factory=list)
     spec: Spec | None = None
     begun: bool = False
@@ -80,12 +80,13 @@ class Roster:
         strangers = {
             node: RecordDict()
             for node in self._here - usable
-            if now - self._greeted_at.get(node, -np.inf) > (self.terms.deadline if node in silent else AGAIN)
+            if now - self._greeted_at.get(node, -np.inf)
+            > (self.settings.deadline if node in silent else AGAIN)
         }
         if strangers:
             self._greeted = {id_: node for id_, node in self._greeted.items() if node not in strangers}
             self._greeted_at |= dict.fromkeys(strangers, now)
-            self._greeted |= self.post.send(strangers, wire.HELLO, 2 * self.terms.deadline)
+            self._greeted |= self.post.send(strangers, wire.HELLO, 2 * self.settings.deadline)
 
     def _commonest(self) -> Spec | None:
         """What most of the nodes say that an example looks like, with as many classes as any of them has."""
@@ -131,13 +132,13 @@ class Roster:
             waited = time.monotonic() - began  # before looking: whoever was in time counts
             self.look()
             present = len(self._node_of)
-            enough = present >= self.terms.min_clients
-            if enough and (not self._greeted or waited > min(AGAIN, self.terms.wait)):
+            enough = present >= self.settings.min_clients
+            if enough and (not self._greeted or waited > min(AGAIN, self.settings.wait)):
                 break
-            if waited > self.terms.wait:
+            if waited > self.settings.wait:
                 raise FederationError(
-                    f"only {present} of the {self.terms.min_clients} clients needed to begin were there "
-                    f"after {self.terms.wait:g} s{self.complaints()}: start more SuperNodes, or lower "
+                    f"only {present} of the {self.settings.min_clients} clients needed to begin were there "
+                    f"after {self.settings.wait:g} s{self.complaints()}: start more SuperNodes, or lower "
                     "min_clients."
                 )
             time.sleep(self.post.every)

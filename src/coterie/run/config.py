@@ -15,8 +15,8 @@ from coterie.algorithms.algorithm import Algorithm
 from coterie.data.federated import Federated
 from coterie.data.shards import Spec
 from coterie.errors import ConfigError
+from coterie.federation.flower_settings import FlowerSettings
 from coterie.federation.simulation import Simulation
-from coterie.federation.terms import Terms
 from coterie.learn.learner import Learner
 from coterie.learn.losses import NAMED
 
@@ -61,7 +61,7 @@ class Experiment(BaseModel):
         # settings as their types have them, so that `lr = 1` and `lr = 1.0` are the same experiment
         checked: dict[str, Any] = {
             "simulation": experiment.simulation_settings(),
-            "flower": registry.validate_call("flower", Terms, experiment.flower),
+            "flower": registry.validate_call("flower", FlowerSettings, experiment.flower),
         }
         for kind in ("data", "model", "local", "algorithm"):
             section = getattr(experiment, kind)
@@ -78,7 +78,7 @@ class Experiment(BaseModel):
         for key, seed in (("seed", experiment.seed), ("data.seed", checked["data"].get("seed", 0))):
             if not 0 <= seed < 2**63:
                 raise ConfigError(f"{key}: must be a whole number from 0 to 2**63 - 1, not {seed}.")
-        Terms(**checked["flower"])
+        FlowerSettings(**checked["flower"])
         experiment = experiment.model_copy(update=checked)
         for name in experiment.baselines:
             experiment.baseline(name)

@@ -34,8 +34,8 @@ def rate(logs: list[RoundLog]) -> str:
     return f"{len(logs) / seconds:.1f}" if seconds > 0 else "–"
 
 
-def told(console: Console, name: str, records: Sequence[Record]) -> list[RoundLog]:
-    """Say what happened between rounds; the rounds that are left to tell of."""
+def show_events(console: Console, name: str, records: Sequence[Record]) -> list[RoundLog]:
+    """Print what happened between rounds; the records of rounds among these."""
     for event in records:
         if isinstance(event, Event):
             console.print(f"{name}: {event.text}", soft_wrap=True, highlight=False, markup=False)
@@ -71,7 +71,7 @@ def bar(console: Console, name: str, rounds: int) -> Iterator[Observer]:
 
         class Bar(_Shown):
             def after(self, moment: Moment) -> None:
-                logs = told(console, name, moment.new)
+                logs = show_events(console, name, moment.new)
                 if logs:
                     loss, sizes = status(logs[-1])
                     progress.update(
@@ -88,7 +88,7 @@ def lines(console: Console, name: str, rounds: int) -> Iterator[Observer]:
 
     class Lines(_Shown):
         def after(self, moment: Moment) -> None:
-            logs, done = told(console, name, moment.new), moment.place.done
+            logs, done = show_events(console, name, moment.new), moment.place.done
             if logs and (done // every > (done - len(logs)) // every or done == rounds):
                 loss, sizes = status(logs[-1])
                 line = f"{name}: round {done}/{rounds}, loss {loss}, {sizes}, {rate(logs)} rounds/s"
@@ -103,7 +103,7 @@ def every_round(console: Console, name: str, rounds: int) -> Iterator[Observer]:
 
     class Rounds(_Shown):
         def after(self, moment: Moment) -> None:
-            for log in told(console, name, moment.new):
+            for log in show_events(console, name, moment.new):
                 loss, sizes = status(log)
                 line = f"{name}: round {log.round + 1}/{rounds}, loss {loss}, {sizes}, {log.seconds:.1f} s"
                 console.print(line, soft_wrap=True, highlight=False, markup=False)

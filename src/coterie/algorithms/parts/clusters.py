@@ -53,18 +53,18 @@ def check_number(k: int | None, clients: int) -> None:
 def chosen_by_everybody(state: State) -> Exchange[Result]:
     """The clusters of all clients under the final models; one that does not answer keeps what is known."""
     answers = yield Ask(MeasureLosses(state.models))
-    losses, told, objective = lowest_loss(answers)
-    assignment = np.where(told, np.asarray(lowest(losses)), np.asarray(state.assignment))
+    losses, heard, objective = lowest_loss(answers)
+    assignment = np.where(heard, np.asarray(lowest(losses)), np.asarray(state.assignment))
     return Result(assignment, state.models, objective, losses)
 
 
-def first_told(
-    told: Int[Array, " clients"] | None, otherwise: Int[Array, " clients"] | None
+def first_assigned(
+    first: Int[Array, " clients"] | None, otherwise: Int[Array, " clients"] | None
 ) -> Int[Array, " clients"] | None:
-    """What a client is told: by the first of two that tells it anything (-1: nothing)."""
-    if told is None or otherwise is None:
-        return otherwise if told is None else told
-    return jnp.where(told < 0, otherwise, told)
+    """The cluster that a client is sent to: by the first of two that names one (-1: none)."""
+    if first is None or otherwise is None:
+        return otherwise if first is None else first
+    return jnp.where(first < 0, otherwise, first)
 
 
 def hash_of(algorithm: Any) -> int:

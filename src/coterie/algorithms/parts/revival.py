@@ -18,7 +18,7 @@ def revived(
     It gets a copy of that client's model, and the client is told to train it in the next round: what the
     client has that others of its cluster lack then sets the two apart.
 
-    Returns the models, and what each client is told (-1: nothing).
+    Returns the models, and the cluster that each client is sent to (-1: none).
     """
     k, clients, loss = stacked.count(models), answers.clients, answers.report.loss
     known = jnp.where(assignment < 0, k, assignment)
@@ -34,6 +34,7 @@ def revived(
     begins = empty & (misfit[donor] > -jnp.inf) & (jnp.cumsum(empty) <= count)
     source = jnp.where(begins, assignment[clients[donor]], jnp.arange(k))
     nobody = len(assignment)
-    told = jnp.full(len(assignment), -1, jnp.int32)
-    told = told.at[jnp.where(begins, clients[donor], nobody)].set(jnp.arange(k, dtype=jnp.int32), mode="drop")
-    return stacked.take(models, source), told
+    sent_to = jnp.full(len(assignment), -1, jnp.int32)
+    donors = jnp.where(begins, clients[donor], nobody)
+    sent_to = sent_to.at[donors].set(jnp.arange(k, dtype=jnp.int32), mode="drop")
+    return stacked.take(models, source), sent_to

@@ -34,7 +34,7 @@ class Change:
 
     label: str
     settings: Mapping[str, Any] = field(default_factory=dict)  # of moment descent
-    told: bool = True  # anchors know the true Delta, for when to stop
+    true_separation: bool = True  # anchors know the true Delta, for when to stop
     ward: bool = False  # anchors are joined into k groups, and not by Delta / 2
 
 
@@ -48,7 +48,7 @@ CHANGES = {
     "anchors": Change("25 anchors, not 10", {"anchors": 25}),
     "largest": Change("the largest clients as anchors", LARGEST),
     "ward": Change("anchors joined into k groups, not at Delta / 2", ward=True),
-    "guessed": Change("alpha, beta, epsilon, Delta of line 12 estimated", GUESSED, told=False),
+    "guessed": Change("alpha, beta, epsilon, Delta of line 12 estimated", GUESSED, true_separation=False),
     "products": Change(
         "ten products of Algorithm 3, no SVD",
         {"subspace": "iteration", "subspace_iterations": 10, "warm": False},
@@ -159,7 +159,7 @@ def _changed(plan: Plan, change: Change, seed: int) -> Arrays:
     """What comes of Phase 1 with that change, and of Phase 2 after it; one number per trial."""
     settings = replace(AS_PRINTED, **change.settings)
     k, data = plan.problem.k, populations(plan.problem, plan.trials, seed)
-    traces = descents(plan.problem, plan.trials, settings, seed, told=change.told)
+    traces = descents(plan.problem, plan.trials, settings, seed, true_separation=change.true_separation)
     last: list[Anchors] = [trace[-1] for trace in traces]
     apart = [separation(of) for of in data]
     models = [centres(now, k, None if change.ward else delta) for now, delta in zip(last, apart, strict=True)]

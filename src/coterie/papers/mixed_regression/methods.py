@@ -120,7 +120,7 @@ def two_phase(plan: Plan) -> MomentDescent:
 def _phase_one(plan: Plan, printed: bool, seed: int) -> tuple[list[Array], ...]:
     """The k models of every trial at the start and after each iteration of Phase 1."""
     settings = replace(AS_PRINTED, iterations=plan.iterations) if printed else two_phase(plan)
-    found = descents(plan.problem, plan.trials, settings, seed, told=printed)
+    found = descents(plan.problem, plan.trials, settings, seed, true_separation=printed)
     data = populations(plan.problem, plan.trials, seed)
     return tuple(
         [centres(now, plan.problem.k, separation(of) if printed else None) for now in trace]

@@ -39,13 +39,13 @@ AS_PRINTED = MomentDescent(
 
 
 def descents(
-    problem: Problem, trials: int, settings: MomentDescent, seed: int, *, told: bool
+    problem: Problem, trials: int, settings: MomentDescent, seed: int, *, true_separation: bool
 ) -> list[list[Anchors]]:
-    """The anchors of every trial at the start and after each iteration; `told`: the true Delta is known."""
+    """The anchors of every trial at the start and after each iteration, given the true Delta or not."""
     found = []
     clients = simulations(problem, trials, seed)
     for trial, data in enumerate(populations(problem, trials, seed)):
-        own = replace(settings, separation=separation(data)) if told else settings
+        own = replace(settings, separation=separation(data)) if true_separation else settings
         learner = Learner(Linear(), "half_squared").for_data(data.train.spec)
         federation = clients[trial].with_learner(learner)
         key = jax.random.fold_in(jax.random.fold_in(keys.purpose(seed, "anchors"), trial), 0)

@@ -27,9 +27,9 @@ def cost(found: Clustering, steps: int) -> Cost:
 
     The last exchange is left out: there clients tell how the final models serve them, which changes nothing.
     """
-    told = [r for r in found.history.records if not (isinstance(r, Event) and r.name == FINISH)]
+    before_end = [r for r in found.history.records if not (isinstance(r, Event) and r.name == FINISH)]
     losses, updates, down, up = (
-        sum(getattr(record, name) for record in told)
+        sum(getattr(record, name) for record in before_end)
         for name in ("losses", "updates", "bytes_down", "bytes_up")
     )
     one = sum(leaf[0].nbytes for leaf in jax.tree.leaves(found.models))

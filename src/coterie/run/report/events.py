@@ -12,7 +12,7 @@ from coterie.run.summary import human_bytes
 SHOWN = 40  # of more events, the first and the last
 
 
-def told(history: History) -> str:
+def table(history: History) -> str:
     """A table of the events; empty where there were none but the last exchange, which all runs have."""
     events = history.events
     if all(event.name == FINISH for event in events):

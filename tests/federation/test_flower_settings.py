@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, SettingError
-from coterie.federation.terms import Terms
+from coterie.federation.flower_settings import FlowerSettings
 from coterie.run.config import Experiment
 
 
 def test_the_defaults_make_sense_together():
-    terms = Terms()
-    assert terms.needed(terms.min_clients) >= 1
-    assert 0 < terms.poll < min(terms.deadline, terms.wait)
+    settings = FlowerSettings()
+    assert settings.needed(settings.min_clients) >= 1
+    assert 0 < settings.poll < min(settings.deadline, settings.wait)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_defaults_make_sense_together():
 )
 def test_what_cannot_be_expected_is_refused(settings, sentence):
     with pytest.raises(SettingError) as raised:
-        Terms(**settings)
+        FlowerSettings(**settings)
     assert str(raised.value).endswith(sentence) and "\n" not in str(raised.value)
     assert next(iter(settings)) in str(raised.value)
 
@@ -59,19 +59,21 @@ def test_what_cannot_be_expected_is_refused(settings, sentence):
     ],
 )
 def test_how_many_must_answer(min_replies, asked, needed):
-    assert Terms(min_replies=min_replies).needed(asked) == needed
+    assert FlowerSettings(min_replies=min_replies).needed(asked) == needed
 
 
 def test_a_fraction_is_rounded_up_and_no_further():
     for percent in range(1, 101):
-        terms = Terms(min_replies=percent / 100)
+        settings = FlowerSettings(min_replies=percent / 100)
         for asked in range(1, 101):
-            assert terms.needed(asked) == math.ceil(Fraction(percent, 100) * asked), f"{percent} % of {asked}"
+            assert settings.needed(asked) == math.ceil(Fraction(percent, 100) * asked), (
+                f"{percent} % of {asked}"
+            )
 
 
 @given(number=st.integers(1, 50), asked=st.integers(1, 50))
 def test_never_more_must_answer_than_are_asked(number, asked):
-    assert 1 <= Terms(min_replies=number).needed(asked) <= asked
+    assert 1 <= FlowerSettings(min_replies=number).needed(asked) <= asked
 
 
 # -- in an experiment file --------------------------------------------------------------------------------
@@ -101,5 +103,5 @@ def test_an_impossible_setting_of_an_experiment_is_refused():
 @pytest.mark.parametrize("min_replies", [1, 1.0])
 def test_one_reply_and_all_replies_are_told_apart_through_a_file(min_replies):
     experiment = Experiment.read({"flower": {"min_replies": min_replies}})
-    terms = Terms(**experiment.flower)
-    assert terms.needed(5) == (1 if isinstance(min_replies, int) else 5)
+    settings = FlowerSettings(**experiment.flower)
+    assert settings.needed(5) == (1 if isinstance(min_replies, int) else 5)

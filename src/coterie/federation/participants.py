@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 MANY = 16  # rounds that are worth a program of their own
 
 
-class Chosen(eqx.Module):
+class Participants(eqx.Module):
     """Clients to ask: rows of each bucket, padded to a capacity that is the same for every round."""
 
     clients: Int[Array, "*rounds asked"]  # positions; the number of clients where nobody is asked
@@ -21,19 +21,19 @@ class Chosen(eqx.Module):
     place: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: index among the asked; their number if unused
 
 
-def chosen(
+def placed(
     positions: Int[np.ndarray, "*rounds asked"],
     buckets: Sequence[Int[np.ndarray, " members"]],
     devices: int,
     clients: int,
-) -> Chosen:
+) -> Participants:
     """Where the clients at these positions are, given the members of each bucket."""
     found = _rows_of(positions.reshape(-1, positions.shape[-1]), buckets, devices, clients)
     # a bucket that nobody is drawn from in any round still has a row, unused
     rows, places = (
         tuple(jnp.asarray(pair[i].reshape(*positions.shape[:-1], -1)) for pair in found) for i in (0, 1)
     )
-    return Chosen(jnp.asarray(positions, jnp.int32), rows, places)
+    return Participants(jnp.asarray(positions, jnp.int32), rows, places)
 
 
 def _rows_of(

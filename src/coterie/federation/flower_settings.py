@@ -9,7 +9,7 @@ from coterie.errors import SettingError
 
 
 @dataclass(frozen=True)
-class Terms:
+class FlowerSettings:
     """How many clients there must be, how long they are waited for, and what is accepted from them.
 
     Parameters
