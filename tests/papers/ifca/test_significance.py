@@ -25,7 +25,10 @@ def test_a_rise_beyond_chance_agrees_and_a_fall_disagrees():
     # one clear fall is enough, whatever rises elsewhere
     mixed = significance.trend([(first(0), first(40)), (first(0), first(40)), (first(40), first(0))])
     assert (mixed.gaining, mixed.losing, mixed.fell_beyond_chance, mixed.agrees) == (40, 0, 1, False)
-    assert "(1 falls beyond chance); 40 trials gain by it and 0 lose" in str(mixed)
+    assert "(1 fall beyond chance); 40 trials gain by it and 0 lose (" in str(mixed)
+    one = significance.trend([(first(0, 3), np.array([True, False, False])), (first(0, 3), first(0, 3))])
+    assert "(0 falls beyond chance); 1 trial gains by it and 0 lose (" in str(one)
+    assert "0 trials gain by it and 1 loses (" in str(significance.trend([(first(1, 3), first(0, 3))]))
 
 
 def test_many_small_falls_disagree_too():

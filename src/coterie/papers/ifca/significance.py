@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool
 
+from coterie.words import count
+
 LEVEL = 0.05
 
 
@@ -47,8 +49,9 @@ class Trend:
         pairs = self.rose + self.stayed + self.fell
         return (
             f"success rises in {self.rose}, stays in {self.stayed} and falls in {self.fell} of {pairs} "
-            f"comparisons ({self.fell_beyond_chance} falls beyond chance); {self.gaining} trials gain by it "
-            f"and {self.losing} lose (sign test, p = {_sign_test(more, fewer):.2g})"
+            f"comparisons ({count(self.fell_beyond_chance, 'fall')} beyond chance); "
+            f"{count(self.gaining, 'trial')} gain{_s(self.gaining)} by it and {self.losing} "
+            f"lose{_s(self.losing)} (sign test, p = {_sign_test(more, fewer):.2g})"
         )
 
 
@@ -65,6 +68,11 @@ def trend(pairs: Sequence[tuple[Bool[np.ndarray, " trials"], Bool[np.ndarray, " 
         gaining=int((change.sum(axis=0) > 0).sum()),
         losing=int((change.sum(axis=0) < 0).sum()),
     )
+
+
+def _s(subjects: int) -> str:
+    """The ending of a verb: one gains, two gain."""
+    return "s" if subjects == 1 else ""
 
 
 def _sign_test(more: int, fewer: int) -> float:

@@ -21,12 +21,14 @@ from coterie.words import count
 def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figure:
     """The error against the iteration: local updates of the two-phase system, and other methods."""
     clients = experiment.problem
+    least, most = min(clients.sizes), max(clients.sizes)
+    examples = count(most, "example") if least == most else f"{least} to {count(most, 'example')}"
     figure = titled(
         f"Mixed regression, Figure {clients.figure}: {TITLES[clients.figure]}",
         [
-            f"k = {clients.k}, d = {clients.dim}, {len(clients.sizes)} clients with "
-            f"{min(clients.sizes)} to {max(clients.sizes)} examples" + at_scale(experiment.scale),
-            f"median of {experiment.trials} trials, with quartiles; Phase 1 up to the dotted line",
+            f"k = {clients.k}, d = {clients.dim}, {len(clients.sizes)} clients with {examples}"
+            + at_scale(experiment.scale),
+            f"median of {count(experiment.trials, 'trial')}, with quartiles; Phase 1 up to the dotted line",
         ],
         (10.4, 5.4),
     )
@@ -62,8 +64,8 @@ def error_curves(experiment: Convergence, results: Mapping[str, Arrays]) -> Figu
             bbox_to_anchor=(0.5, -0.16),
         )
     # the oracle starts without any error
-    least = min(np.median(results[name]["error"][:, -1]) for name in arms)
-    panels[0].set(ylabel="estimation error, max over clusters (log scale)", ylim=(least / 3, None))
+    lowest = min(np.median(results[name]["error"][:, -1]) for name in arms)
+    panels[0].set(ylabel="estimation error, max over clusters (log scale)", ylim=(lowest / 3, None))
     panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panels[0].yaxis.set_minor_formatter(NullFormatter())
     return figure

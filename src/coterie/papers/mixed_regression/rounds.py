@@ -69,4 +69,4 @@ def distance(models: Float[Array, "any d"], true: Float[Array, "k d"]) -> Float[
 
 
 def _together(several: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *a: jnp.stack(a), *several)
+    return stacked.stack(several)

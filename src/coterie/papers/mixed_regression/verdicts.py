@@ -68,4 +68,5 @@ def finding(paper: str, *parts: Part) -> Finding:
     """A claim, all parts of which have to hold."""
     verdicts = [part.holds for part in parts]
     agrees = False if False in verdicts else None if None in verdicts else True
-    return Finding(paper, "; ".join(map(str, parts)) + ".", agrees)
+    unclear = " These trials do not decide it." if agrees is None else ""
+    return Finding(paper, "; ".join(map(str, parts)) + "." + unclear, agrees)
