@@ -24,7 +24,7 @@ from coterie.flower import FlowerFederation
 from coterie.models import stacked
 
 DIM, K, LR, STEPS, DECAY = 3, 3, 0.05, 3, 0.9
-SIZES = [5, 8, 12, 7, 16, 6, 9, 8, 14]  # in two buckets
+SIZES = [5, 8, 12, 7, 16, 6, 9, 8, 14]
 NAMES = list("abcdefghi")
 SGD = ct.SGD(lr=LR, steps=STEPS, decay=DECAY)
 ETA = 0.4

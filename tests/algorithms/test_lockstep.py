@@ -17,7 +17,7 @@ from coterie.learn.task import Reply, Task, per_client
 from coterie.learn.tasks import ChooseAndTrain, CountExamples, MeasureLosses
 from coterie.models import stacked
 
-SIZES = [4, 3, 8, 4, 7, 5]  # in two buckets
+SIZES = [4, 3, 8, 4, 7, 5]
 EVERYBODY = range(len(SIZES))
 DIM, K = 3, 2
 DATA = ct.data.mixed_regression(k=K, clients=len(SIZES), examples=SIZES, dim=DIM, seed=0)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.buckets import many_buckets
 from support.exchanges import Overheard, server_of
 from support.in_process import InProcessGrid, apps_of
 from support.observers import Between, Continue, Kill, Killed, Remember
@@ -455,6 +456,7 @@ def test_how_clients_are_batched_does_not_matter(name, plain):
     assert [e.moved for e in again.history.events] == [e.moved for e in plain[name].history.events]
 
 
+@many_buckets
 def test_clients_of_very_different_sizes_count_the_same():
     # in several buckets, each of which is padded to its largest client
     data = population(0, sizes=[40, *SIZES[1:]])

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.buckets import many_buckets
 
 from coterie.data import Shards, Spec
+from coterie.data.shards import PADDING
 from coterie.errors import DataError, StorageError
 
 SIZES = [3, 1, 8, 5, 2, 4, 1, 17]
@@ -21,6 +23,7 @@ def lists(sizes=SIZES, shape=(2,), seed=0):
     return xs, ys
 
 
+@many_buckets
 def some(sizes=SIZES, **options):
     return Shards.from_lists(*lists(sizes), [f"c{i}" for i in range(len(sizes))], **options)
 
@@ -165,18 +168,33 @@ def assert_bucketed(shards):
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_less_than_half_of_what_is_stored_is_padding(sizes):
-    shards = tiny(sizes)
+    with many_buckets:
+        shards = tiny(sizes)
     assert_bucketed(shards)
     assert len(shards.buckets) <= 13
 
 
-def test_a_heavy_tail_wastes_less_than_half():
+def test_a_heavy_tail_wastes_little_more():
     sizes = np.clip(np.random.default_rng(0).zipf(1.5, 2000) + 1, 2, 2000)
     assert sizes.min() == 2 and sizes.max() == 2000
-    assert_bucketed(tiny(sizes))
+    with many_buckets:
+        assert_bucketed(tiny(sizes))
+    numbers_per_example = 2
+    shards = tiny(sizes)
+    assert 1 < len(shards.buckets) < 10
+    assert (shards.stored_examples - 2 * shards.examples) * numbers_per_example < PADDING
+
+
+def test_buckets_are_one_where_that_pads_little():
+    few = PADDING // 2 // 10  # clients with one example each, of two numbers
+    assert len(tiny([1] * few + [11]).buckets) == 1
+    assert len(tiny([1] * (few + 1) + [11]).buckets) == 2
+    (bucket,) = tiny([3, 1, 11, 2]).buckets
+    assert bucket.clients.tolist() == [0, 1, 2, 3] and bucket.sizes.tolist() == [3, 1, 11, 2]
 
 
 @pytest.mark.parametrize("grade", range(1, 8))
+@many_buckets
 def test_sizes_share_a_bucket_up_to_a_power_of_two(grade):
     low, high = 2 ** (grade - 1) + 1, 2**grade
     assert len(tiny([low, high]).buckets) == 1

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
+from support.buckets import many_buckets
 from support.in_process import InProcessGrid
 
 import coterie as ct
@@ -19,7 +20,8 @@ from coterie.flower import FlowerFederation, JaxClient, Own, client_app
 from coterie.learn.task import Reply, Task
 
 SIZES = [3, 9, 4, 17, 5]  # in three buckets
-DATA = ct.data.mixed_regression(k=2, clients=len(SIZES), examples=SIZES, dim=3, seed=0)
+with many_buckets:
+    DATA = ct.data.mixed_regression(k=2, clients=len(SIZES), examples=SIZES, dim=3, seed=0)
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=1))
 SUMS = np.array([x.sum() for x, _ in DATA.train])
 

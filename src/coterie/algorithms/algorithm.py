@@ -13,7 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -253,7 +253,8 @@ class Algorithm(ABC, Generic[S]):
 
 def unknown(clients: int) -> Int[Array, " clients"]:
     """An assignment of clients of which nothing is known."""
-    return jnp.full(clients, -1, jnp.int32)
+    # of NumPy: no program has to be compiled for it
+    return cast(Array, np.full(clients, -1, np.int32))
 
 
 def with_room_for(states: State, clients: int) -> State:

@@ -6,6 +6,7 @@ every exchange: rounds are mapped over that axis, and what runs on the host is a
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -87,7 +88,7 @@ class Run:
         self.algorithm, self.federation, self.learner = algorithm, federation, learner
         self.seed, self.observers = seed, observers
         self.records: list[Record] = []
-        self._drawn: tuple[Place, Step] | None = None  # who takes part until the next pause
+        self._drawn: tuple[Any, Any] | None = None  # who takes part until the next pause
 
     @property
     def server(self) -> Server:
@@ -104,7 +105,7 @@ class Run:
             self.algorithm.start(server, server.start_key(start)) for start in range(self.algorithm.starts)
         ]
         states = in_step(self.federation, each, keys.purpose(self.seed, "asks of start"), count)
-        self.states = self.federation.place(_stacked(states))
+        self.states = self.federation.place(stacked.stack(states))
         self.place = Place()
         new: list[Record] = []
         if count.asks:
@@ -146,7 +147,7 @@ class Run:
         self._drawn = None
         if note is None and alone is None:
             return
-        self.states = self.federation.place(_stacked([one.state for one in paused]))
+        self.states = self.federation.place(stacked.stack([one.state for one in paused]))
         new: list[Record] = [] if note is None else [self._event(note, before, count, began)]
         if alone is not None:
             after, seconds = np.asarray(self.states.assignment), time.perf_counter() - began
@@ -160,7 +161,7 @@ class Run:
             if self.federation.clients > self.states.assignment.shape[1]:
                 states = with_room_for(self.states, self.federation.clients)
                 each = [of_one_start(states, start) for start in range(self.algorithm.starts)]
-                self.states = _stacked([self.algorithm.joined(self.server, state) for state in each])
+                self.states = stacked.stack([self.algorithm.joined(self.server, state) for state in each])
 
     # -- rounds -------------------------------------------------------------------------------------------
 
@@ -192,18 +193,15 @@ class Run:
         if self.federation.traceable:
             first, last = self.place.first, self.place.last
         if self._drawn is None or not self.federation.traceable:
-            self._drawn = self.place, self._draw(range(first, last))
-        step: Step = stacked.take(self._drawn[1], number - first)
-        return step
+            self._drawn = self._draw(range(first, last))
+        clients, more = stacked.take(self._drawn, number - first)
+        key = jax.random.fold_in(keys.purpose(self.seed, "rounds"), number)
+        return Step(np.int32(number), key, clients, more)
 
-    def _draw(self, rounds: range) -> Step:
-        """Some rounds, stacked."""
-        numbers = jnp.arange(rounds.start, rounds.stop)
-        each = jax.vmap(partial(jax.random.fold_in, keys.purpose(self.seed, "rounds")))(numbers)
+    def _draw(self, rounds: range) -> tuple[Any, Any]:
+        """Who takes part in some rounds, and what else was drawn for them; stacked."""
         draw = self.algorithm.draw(self.server, of_one_start(self.states, 0), rounds)
-        if draw is None:
-            return Step(numbers, each)
-        return Step(numbers, each, self.federation.select(draw.clients), draw.more)
+        return (None, None) if draw is None else (self.federation.select(draw.clients), draw.more)
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -269,7 +267,7 @@ class Run:
 class Step(eqx.Module):
     """A round, as the driver has it: its number, its key, the clients drawn for it, and what else was."""
 
-    number: Int[Array, ""]
+    number: Int[Any, ""]
     key: Key[Array, ""]
     clients: Any = None
     more: Any = None
@@ -280,26 +278,58 @@ def one_round(
 ) -> tuple[State, Outcome]:
     """One round of all starts; pure, so that it compiles over a traceable federation."""
     starts = states.assignment.shape[0]
-    # there may be a step size for each start
-    rates = jax.tree.map(lambda rate: jnp.broadcast_to(rate, starts), learner.local.step_size())
+    asks = _asks(algorithm, learner, states, step)
+    task, only = asks.task, asks.only
+    answers = federation.ask(
+        task, only=only, clients=step.clients, key=step.key, reduce=asks.reduce, starts=starts
+    )
+    # why clients failed is words, and not for a compiled program
+    heard = dataclasses.replace(answers, failures=())
+    after, outcome = _updates(algorithm, learner, states, step, task, only, heard)
+    return after, dataclasses.replace(outcome, failures=answers.failures)
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _asks(algorithm: Algorithm[Any], learner: Learner, states: State, step: Step) -> Ask:
+    """What every start asks of the clients that are drawn."""
 
     def ask(state: State, rate: Any) -> Ask:
         return algorithm.ask(state, Round(step.number, rate[0], rate[1], step.more))
+
+    asks: Ask = jax.vmap(ask)(states, _rates(learner, states))
+    if step.clients is None:
+        return asks
+    # what is each client's own, of those that are drawn
+    kind, everybody, each = asks.task.split()
+    each, only = jax.tree.map(lambda rows: rows[:, step.clients.clients], (each, asks.only))
+    return dataclasses.replace(asks, task=kind.with_content(everybody, each), only=only)
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _updates(
+    algorithm: Algorithm[Any],
+    learner: Learner,
+    states: State,
+    step: Step,
+    task: Task,
+    only: Any,
+    answers: Answers,
+) -> tuple[State, Outcome]:
+    """Every start's state after the answers, and what the round tells the history."""
 
     def update(state: State, rate: Any, answers: Answers) -> State:
         after: State = algorithm.update(state, answers, Round(step.number, rate[0], rate[1], step.more))
         return after
 
-    asks = jax.vmap(ask)(states, rates)
-    task, only = asks.task, asks.only
-    if step.clients is not None:
-        task, only = _of_drawn(task, only, step.clients.clients)
-    answers = federation.ask(
-        task, only=only, clients=step.clients, key=step.key, reduce=asks.reduce, starts=starts
-    )
-    axes = Answers(None, 0, 0, 0, 0, 0, None, answers.failures)  # type: ignore[arg-type]
-    after = jax.vmap(update, in_axes=(0, 0, axes))(states, rates, answers)
+    axes = Answers(None, 0, 0, 0, 0, 0, None)  # type: ignore[arg-type]
+    after = jax.vmap(update, in_axes=(0, 0, axes))(states, _rates(learner, states), answers)
     return after, Outcome.of(answers, task, only, after.assignment, clusters_of(after))
+
+
+def _rates(learner: Learner, states: State) -> Any:
+    """The step size of every start, and the factor on it per round: there may be one for each start."""
+    starts = states.assignment.shape[0]
+    return jax.tree.map(lambda rate: jnp.broadcast_to(rate, starts), learner.local.step_size())
 
 
 compiled_round = partial(jax.jit, static_argnums=0, donate_argnums=3)(one_round)
@@ -323,13 +353,6 @@ def rounds_of_everybody(
     return jax.lax.scan(once, states, steps)[0]
 
 
-def _of_drawn(task: Task, only: Any, drawn: Int[Array, " asked"]) -> tuple[Task, Any]:
-    """What is each client's own, of those that are drawn."""
-    kind, everybody, each = task.split()
-    each, only = jax.tree.map(lambda rows: rows[:, drawn], (each, only))
-    return kind.with_content(everybody, each), only
-
-
 def _restored(algorithm: Algorithm[Any], learner: Learner, saved: Saved) -> State:
     """The states as they were kept, if they are such as this algorithm has with this learner."""
     models = [a for name, a in saved.arrays.items() if name.partition(".")[0] == "models" and a.ndim > 1]
@@ -343,8 +366,3 @@ def _restored(algorithm: Algorithm[Any], learner: Learner, saved: Saved) -> Stat
     known, wanted = ({"models": own.models, "assignment": own.assignment} for own in (states, like))
     stacked.from_named(stacked.named(known), wanted)
     return states
-
-
-def _stacked(states: Sequence[State]) -> State:
-    together: State = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    return together

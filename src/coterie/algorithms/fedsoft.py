@@ -237,7 +237,7 @@ class FedSoft(Algorithm[State]):
         places = np.sort(every, axis=1)[:, : self.k * self.select]
         nobody = np.zeros((len(rounds), 1, self.k), bool)  # at the position that stands for it
         member = np.take_along_axis(np.concatenate([chosen, nobody], axis=1), places[:, :, None], axis=1)
-        return Draw(places, jnp.asarray(member))
+        return Draw(places, member)
 
     def ask(self, state: State, round: Round) -> Ask:
         # selected clients download c_s and make h_i small, each from where it was

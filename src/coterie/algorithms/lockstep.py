@@ -70,7 +70,7 @@ def _asked(federation: Federation, asks: Sequence[Ask], key: Key[Array, ""], cou
     some = [ask.clients for ask in asks if ask.clients is not None]
     union = np.unique(np.concatenate(some)) if some else None
     together = [ask if union is None else _spread(ask, union) for ask in asks]
-    task, only = jax.tree.map(lambda *a: jnp.stack(a), *[(ask.task, ask.only) for ask in together])
+    task, only = stacked.stack([(ask.task, ask.only) for ask in together])
     answers = federation.ask(
         task,
         only=only,
@@ -80,7 +80,10 @@ def _asked(federation: Federation, asks: Sequence[Ask], key: Key[Array, ""], cou
         starts=len(asks),
         least=first.least,
     )
-    count.add(jax.device_get(answers), task, only)
+    # what follows runs on the host, but values may be large, and stay where they are
+    small = jax.device_get(dataclasses.replace(answers, value=None))
+    count.add(small, task, only)
+    answers = dataclasses.replace(small, value=answers.value)
     each = [answers.of_start(r) for r in range(len(asks))]
     return [_of(answers, ask, union) for answers, ask in zip(each, asks, strict=True)]
 

@@ -55,7 +55,7 @@ def work_of(task: Task, only: Any, answered: Bool[Any, "starts asked"]) -> tuple
     models = jax.tree.leaves(getattr(task, "models", None))
     each = task.compared(models[0].shape[1]) if models else 0
     losses = each * (answered if only is None else answered & (only < 0)).sum()
-    return losses, (jnp.asarray(task.updates()) * answered).sum()
+    return losses, (task.updates() * answered).sum()
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Count:
     def add(self, answers: Answers, task: Task, only: Any) -> None:
         """One exchange more, of all starts."""
         down, spared, up = answers.traffic.total(np.asarray(np.any(answers.answered, axis=0)))
-        losses, updates = work_of(task, only, answers.answered)
+        losses, updates = work_of(task, jax.device_get(only), answers.answered)
         self.asks += 1
         self.bytes_down += down
         self.bytes_spared += spared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 from coterie import storage
 from coterie.data import allocate, checks
 from coterie.errors import DataError
+
+PADDING = 2**14  # numbers: a program for one bucket more takes longer to compile than these to compute
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Shards:
 
     Made by `Shards.from_lists`, `Shards.from_flat` or `Shards.open`; the constructor itself checks nothing.
     Sizes in a bucket lie within a factor of two of each other and a bucket is as wide as its largest
-    client, so less than half of the stored examples are padding however heavy the tail of sizes.
+    client, so less than half of the stored examples are padding however heavy the tail of sizes; but for
+    `PADDING` numbers, by which a bucket may be larger if there is one less for it.
     """
 
     def __init__(self, ids: np.ndarray, spec: Spec, buckets: Sequence[Bucket]) -> None:
@@ -175,10 +179,7 @@ class Shards:
     ) -> Shards:
         new = allocate.in_memory if folder is None else allocate.in_folder(Path(folder))
         buckets = []
-        # sizes 1, 2, 3-4, 5-8, ...: powers of two, each bucket as wide as its largest member
-        grade = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
-        for b, g in enumerate(np.unique(grade)):
-            members = np.flatnonzero(grade == g)
+        for b, members in enumerate(_by_size(sizes, spec)):
             width = int(sizes[members].max())
             xs = new(f"{b}.x", (len(members), width, *spec.x_shape), np.dtype(spec.x_dtype))
             ys = new(f"{b}.y", (len(members), width, *spec.y_shape), np.dtype(spec.y_dtype))
@@ -296,7 +297,7 @@ class Shards:
 
     @property
     def stored_examples(self) -> int:
-        """Number of stored examples, padding included; less than twice `examples`."""
+        """Number of stored examples, padding included; less than twice `examples` and `PADDING` numbers."""
         return sum(len(b.sizes) * b.capacity for b in self.buckets)
 
     def __repr__(self) -> str:
@@ -304,3 +305,17 @@ class Shards:
             f"Shards({len(self)} clients, {self.examples} examples of shape {self.spec.x_shape}, "
             f"{self.sizes.min()} to {self.sizes.max()} per client)"
         )
+
+
+def _by_size(sizes: np.ndarray, spec: Spec) -> Iterator[np.ndarray]:
+    """The clients of each bucket: sizes 1, 2, 3-4, 5-8, ..., and several of these where that pads little."""
+    example = math.prod(spec.x_shape) + math.prod(spec.y_shape)
+    grade = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
+    smaller = np.array([], int)
+    for g in np.unique(grade):
+        members = np.flatnonzero(grade == g)
+        if (sizes[members].max() - sizes[smaller]).sum() * example > PADDING:
+            yield smaller
+            smaller = members[:0]
+        smaller = np.sort(np.concatenate([smaller, members]))
+    yield smaller

@@ -51,7 +51,7 @@ def ask(
                 raise ClientError(f"{where}: '{name}' of its reply contains NaN or infinity.")
         replies.append((reply, answered))
     shape = program.shape(learner, everybody, shard, own, one, {})
-    together, answered = jax.tree.map(lambda *a: jnp.stack(a), *replies)
+    together, answered = stacked.stack(replies)
     sums, together = program.reduced(program.start(shape), together, answered)
     traffic = program.traffic(everybody, each, only, shape)
     return program.answers(jnp.asarray(positions, jnp.int32), together, answered, sums, traffic)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 MANY = 16  # rounds that are worth a program of their own
 
@@ -16,9 +16,9 @@ MANY = 16  # rounds that are worth a program of their own
 class Participants(eqx.Module):
     """Clients to ask: rows of each bucket, padded to a capacity that is the same for every round."""
 
-    clients: Int[Array, "*rounds asked"]  # positions; the number of clients where nobody is asked
-    rows: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: row within its device
-    place: tuple[Int[Array, "*rounds rows"], ...]  # per bucket: index among the asked; their number if unused
+    clients: Int[Any, "*rounds asked"]  # positions; the number of clients where nobody is asked
+    rows: tuple[Int[Any, "*rounds rows"], ...]  # per bucket: row within its device
+    place: tuple[Int[Any, "*rounds rows"], ...]  # per bucket: index among the asked; their number if unused
 
 
 def placed(
@@ -30,10 +30,8 @@ def placed(
     """Where the clients at these positions are, given the members of each bucket."""
     found = _rows_of(positions.reshape(-1, positions.shape[-1]), buckets, devices, clients)
     # a bucket that nobody is drawn from in any round still has a row, unused
-    rows, places = (
-        tuple(jnp.asarray(pair[i].reshape(*positions.shape[:-1], -1)) for pair in found) for i in (0, 1)
-    )
-    return Participants(jnp.asarray(positions, jnp.int32), rows, places)
+    rows, places = (tuple(pair[i].reshape(*positions.shape[:-1], -1) for pair in found) for i in (0, 1))
+    return Participants(positions.astype(np.int32), rows, places)
 
 
 def _rows_of(

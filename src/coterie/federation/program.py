@@ -214,20 +214,21 @@ class Program:
 
     def answers(
         self,
-        clients: Int[Array, " asked"],
+        clients: Int[Any, " asked"],
         replies: Reply,
-        answered: Bool[Array, "asked *starts"],
+        answered: Bool[Any, "asked *starts"],
         sums: Any,
         traffic: Traffic,
     ) -> Answers:
         """What the algorithm is told."""
         if self.starts is not None and answered.ndim == 1:
-            answered = jnp.broadcast_to(answered[:, None], (len(answered), self.starts))
-        replied = answered, replies.report, jnp.asarray(replies.cluster), jnp.asarray(replies.weight)
-        value = replies.value
+            answered = answered[:, None].repeat(self.starts, axis=1)
+        replied: Any = answered, replies.report, replies.cluster, replies.weight, replies.value
         if self.starts is not None:
-            replied, value = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (replied, value))
-        return Answers(clients, *replied, value=value if self.reduce is None else sums, traffic=traffic)
+            replied = jax.tree.map(lambda a: a.swapaxes(0, 1), replied)
+        answered, report, cluster, weight, value = replied
+        value = value if self.reduce is None else sums
+        return Answers(clients, answered, report, cluster, weight, value, traffic)
 
     def traffic(
         self, everybody: dict[str, PyTree], each: dict[str, PyTree], only: Any, shape: Reply

@@ -70,8 +70,8 @@ class Ask(eqx.Module):
 class Traffic(eqx.Module):
     """What an ask moves, in bytes."""
 
-    sent: Bool[Array, " asked"]  # who is sent anything
-    one_model: Bool[Array, " asked"]  # who is sent only one of the models, and not all of them
+    sent: Bool[Any, " asked"]  # who is sent anything
+    one_model: Bool[Any, " asked"]  # who is sent only one of the models, and not all of them
     down: int = eqx.field(static=True)  # to each client that is sent all of the models
     spared: int = eqx.field(static=True)  # how much less it is for one that is sent one model
     up: int = eqx.field(static=True)  # back from each client that answers
@@ -88,13 +88,13 @@ class Traffic(eqx.Module):
         """The traffic of an ask that reaches everybody."""
         down = bytes_of(everybody) + bytes_of(each) // asked
         if only is None:
-            return cls(jnp.ones(asked, bool), jnp.zeros(asked, bool), down, 0, up)
+            return cls(np.ones(asked, bool), np.zeros(asked, bool), down, 0, up)
         down += bytes_of(only) // asked
         models, k = everybody["models"], jax.tree.leaves(everybody["models"])[0].shape[only.ndim - 1]
-        one_model = jnp.reshape(only >= 0, (asked, -1)).all(axis=1)
-        return cls(jnp.ones(asked, bool), one_model, down, bytes_of(models) // k * (k - 1), up)
+        one_model = (only >= 0).reshape(asked, -1).all(axis=1)
+        return cls(np.ones(asked, bool), one_model, down, bytes_of(models) // k * (k - 1), up)
 
-    def only_to(self, some: Bool[Array, " asked"]) -> Traffic:
+    def only_to(self, some: Bool[Any, " asked"]) -> Traffic:
         """The same, had nobody else been sent anything."""
         return dataclasses.replace(self, sent=self.sent & some)
 

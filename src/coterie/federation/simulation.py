@@ -199,7 +199,7 @@ class Simulation:
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Participants:
         positions = checked_positions(positions, self.clients)
         if not self.traceable:
-            return Participants(jnp.asarray(positions, jnp.int32), (), ())
+            return Participants(positions.astype(np.int32), (), ())
         members = [bucket.clients for bucket in self.shards.buckets]
         return placed(positions, members, self._settings.devices, self.clients)
 
@@ -219,7 +219,7 @@ class Simulation:
             raise SettingError("these clients have no learner yet: use simulation.with_learner(learner).")
         kind, everybody, each = task.split()
         if starts is not None:  # what is a client's own has the clients in front
-            each, only = jax.tree.map(lambda a: jnp.moveaxis(jnp.asarray(a), 0, 1), (each, only))
+            each, only = jax.tree.map(lambda a: a.swapaxes(0, 1), (each, only))
         return self._ask(
             kind, everybody, each, only, clients, jax.random.key(0) if key is None else key, reduce, starts
         )

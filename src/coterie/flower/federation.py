@@ -30,7 +30,7 @@ from coterie.learn.task import Task
 class Participants(eqx.Module):
     """Clients to ask, by position."""
 
-    clients: Int[Array, "*rounds asked"]  # the number of clients where nobody is asked
+    clients: Int[Any, "*rounds asked"]  # the number of clients where nobody is asked
 
 
 class _Kept(NamedTuple):
@@ -120,7 +120,7 @@ class FlowerFederation:
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Participants:
         positions = checked_positions(positions, self.clients)
-        return Participants(jnp.asarray(positions, jnp.int32))
+        return Participants(positions.astype(np.int32))
 
     def ask(
         self,
@@ -138,7 +138,7 @@ class FlowerFederation:
             raise SettingError("these clients have no learner yet: use federation.with_learner(learner).")
         kind, everybody, each = task.split()
         if starts is not None:  # what is a client's own has the clients in front
-            each, only = jax.tree.map(lambda a: jnp.moveaxis(jnp.asarray(a), 0, 1), (each, only))
+            each, only = jax.tree.map(lambda a: a.swapaxes(0, 1), (each, only))
         positions = np.arange(self.clients) if clients is None else np.asarray(clients.clients)
         asked = {i: int(position) for i, position in enumerate(positions) if position < self.clients}
         program = Program(kind, reduce, starts, 0.0, len(positions))

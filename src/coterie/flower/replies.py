@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flwr.app import RecordDict
 from jaxtyping import Array, Bool, Key, PyTree
@@ -56,7 +55,8 @@ class Replies:
         kept: dict[str, PyTree] | None = None,
     ) -> None:
         self._program, self._spec, self._max_norm = program, spec, max_norm
-        self._everybody, self._each, self._only = jax.device_get((everybody, each, only))
+        everybody, each, only = jax.device_get((everybody, each, only))
+        self._everybody, self._each, self._only = everybody, each, only
         self._model = learner.shapes(spec)
         one = _one_example(spec)
         own, which = stacked.take((each, only), 0)
@@ -68,7 +68,8 @@ class Replies:
         report, value = jax.tree.map(
             lambda a: np.zeros((*lead, *a.shape), a.dtype), (self._shape.report, self._shape.value)
         )
-        self._blank = Reply(report, value, jnp.zeros(lead, jnp.int32), jnp.ones(lead, jnp.float32))
+        none: Any = np.zeros(lead, np.int32), np.ones(lead, np.float32)
+        self._blank = Reply(report, value, *none)
         tree = wire.flatten(wire.reply_tree(self._blank, self._shape), self._model)
         self._expected = {name: (array.shape, array.dtype) for name, array in tree.items()}
         self._sums = program.start(self._shape)
@@ -143,9 +144,7 @@ class Replies:
         if not usable.any():
             raise wire.Unreadable(faults[0] or "")
         if self._program.reduce is not None:
-            rows: tuple[Reply, Any] = jax.tree.map(
-                lambda a: jnp.asarray(a)[None], (reply, self._mask(usable))
-            )
+            rows: tuple[Reply, Any] = jax.tree.map(lambda a: np.asarray(a)[None], (reply, self._mask(usable)))
             self._sums, reply = _added(self._program, self._sums, *rows)
             reply = jax.tree.map(lambda a: a[0], jax.device_get(reply))
         self._kept[index] = reply, usable
@@ -200,10 +199,10 @@ class Replies:
         nobody = np.zeros(self._program.starts or 1, bool)
         each = [self._kept.get(i, (blank, nobody)) for i in range(len(positions))]
         replies, answered = jax.tree.map(
-            lambda *a: jnp.asarray(np.stack(a)), *[(reply, self._mask(usable)) for reply, usable in each]
+            lambda *a: np.stack(a), *[(reply, self._mask(usable)) for reply, usable in each]
         )
-        traffic = self._traffic.only_to(jnp.asarray(np.isin(np.arange(len(positions)), list(sent))))
-        clients = jnp.asarray(positions, jnp.int32)
+        traffic = self._traffic.only_to(np.isin(np.arange(len(positions)), list(sent)))
+        clients = positions.astype(np.int32)
         answers = self._program.answers(clients, replies, answered, self._sums, traffic)
         return dataclasses.replace(answers, failures=failures)
 
@@ -215,8 +214,8 @@ def _added(program: Program, sums: Any, replies: Reply, answered: Array) -> tupl
 
 def _one_example(spec: Spec) -> Shard:
     """The smallest shard there is: what a reply looks like does not depend on a client's examples."""
-    y = jnp.zeros((1, *spec.y_shape), spec.y_dtype)
-    return Shard(jnp.asarray(spec.example()), y, jnp.asarray(1))
+    one: Any = spec.example(), np.zeros((1, *spec.y_shape), spec.y_dtype), np.asarray(1, np.int32)
+    return Shard(*one)
 
 
 def _rows(tree: PyTree, count: int) -> np.ndarray | None:

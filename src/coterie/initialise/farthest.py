@@ -53,12 +53,12 @@ class FarthestLoss:
             trained, answered, _ = yield from trained_alone(start, self.rounds, each[j], clients=one)
             # where the chosen client did not answer, a fresh model is as good as any
             models.append(stacked.take(trained, 0) if answered[0] else fresh_model(server, key, j))
-        return jax.tree.map(lambda *a: jnp.stack(a), *models)
+        return stacked.stack(models)
 
 
 def _worst_fitted(models: list[PyTree]) -> Exchange[int]:
     """The client whose loss under its best model is highest."""
-    answers = yield Ask(MeasureLosses(jax.tree.map(lambda *a: jnp.stack(a), *models)))
+    answers = yield Ask(MeasureLosses(stacked.stack(models)))
     losses = np.asarray(answers.report.losses)
     lowest = np.where(np.isnan(losses), np.inf, losses).min(axis=1)
     fit = np.where(np.asarray(answers.answered), lowest, -np.inf)

@@ -187,7 +187,9 @@ class Evaluate(Task):
 
 def lowest(losses: Float[Any, "*batch k"]) -> Int[Array, "*batch"]:
     """The cluster identity: the model with the lowest loss; the first of them in a tie, never a NaN."""
-    return jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=-1).astype(jnp.int32)
+    xp = losses.__array_namespace__()  # NumPy's on the host, where no program has to be compiled
+    which: Array = xp.argmin(xp.where(xp.isnan(losses), xp.inf, losses), axis=-1).astype(xp.int32)
+    return which
 
 
 def weight_of(shard: Shard, by_examples: bool) -> Float[Array, ""] | float:

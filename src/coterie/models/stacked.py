@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +17,31 @@ from coterie.errors import SettingError
 
 def take(models: PyTree, index: Any) -> PyTree:
     """The model (or models) at an index of the leading axis."""
+    if isinstance(index, slice | tuple) or _on_host((models, index)):
+        return jax.tree.map(lambda leaf: leaf[index], models)
+    return _taken(models, index)
+
+
+def stack(models: Sequence[PyTree]) -> PyTree:
+    """Trees of one structure as one, with a leading axis."""
+    if _on_host(models):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+    return _together(*models)
+
+
+def _on_host(trees: PyTree) -> bool:
+    """Whether there is nothing that JAX would have to compile a program for."""
+    return all(isinstance(leaf, np.ndarray | np.integer | int) for leaf in jax.tree.leaves(trees))
+
+
+@partial(jax.jit, inline=True)  # one small program, and not one for each array
+def _taken(models: PyTree, index: Any) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[index], models)
+
+
+@partial(jax.jit, inline=True)
+def _together(*models: PyTree) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
 
 
 def count(models: PyTree) -> int:
@@ -63,17 +88,17 @@ def to_matrix(models: PyTree) -> Float[Array, "k d"]:
 
 def from_matrix(matrix: Any, like: PyTree) -> PyTree:
     """The inverse of `to_matrix`; `like` is one model, whose shapes and dtypes are taken."""
-    matrix = jnp.asarray(matrix)
+    matrix = matrix if isinstance(matrix, np.ndarray) else jnp.asarray(matrix)
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
     if matrix.ndim != 2 or matrix.shape[1] != sum(sizes):
         raise SettingError(
             f"a matrix of models must have shape (k, {sum(sizes)}) for this learner, not {matrix.shape}."
         )
-    columns = jnp.split(matrix, np.cumsum(sizes)[:-1], axis=1)
+    stops = np.cumsum(sizes)
     parts = [
-        column.reshape(-1, *leaf.shape).astype(leaf.dtype)
-        for column, leaf in zip(columns, leaves, strict=True)
+        matrix[:, stop - size : stop].reshape(-1, *leaf.shape).astype(leaf.dtype)
+        for size, stop, leaf in zip(sizes, stops, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, parts)
 
