@@ -47,7 +47,7 @@ def _served(axes: Axes, experiment: Compared, population: str, results: Mapping[
         axes.vlines(served.mean(), row - 0.33, row + 0.33, color=shade, lw=2.2)
         wrong = result["misclustering"].mean()
         axes.annotate(
-            "" if method.alone else f"{wrong:.0%} wrong" if wrong else "all right",
+            "" if method.alone else f"{wrong:.{0 if wrong >= 0.01 else 2}%} wrong" if wrong else "all right",
             (1.01, row),
             xycoords=("axes fraction", "data"),
             va="center",
