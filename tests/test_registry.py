@@ -84,16 +84,12 @@ def test_an_unknown_name_lists_the_choices(kind):
 
 @pytest.mark.parametrize("kind, thing", THINGS)
 def test_a_part_is_remade_from_its_description(kind, thing):
-    described = through_json(registry.describe(kind, thing))
-    assert registry.build(kind, described.pop("name"), described) == thing
-
-
-@pytest.mark.parametrize("kind, thing", THINGS)
-def test_a_description_holds_every_setting_that_is_set(kind, thing):
     described = registry.describe(kind, thing)
-    for field in dataclasses.fields(thing):
+    for field in dataclasses.fields(thing):  # every setting that is set
         if field.compare and "part" not in field.metadata:
             assert described.get(field.name) == getattr(thing, field.name)
+    described = through_json(described)
+    assert registry.build(kind, described.pop("name"), described) == thing
 
 
 def test_a_data_source_is_built_from_settings():
@@ -102,10 +98,6 @@ def test_a_data_source_is_built_from_settings():
     )
     assert data.models.shape == (3, 4)
     assert data.train.sizes.tolist() == [1, 2, 3, 4, 5, 6]
-
-
-def test_settings_that_are_not_given_keep_their_defaults():
-    assert registry.build("local", "sgd", {"steps": 3}) == ct.SGD(lr=0.1, steps=3)
 
 
 def test_a_whole_participation_stays_a_number_of_clients():
@@ -130,7 +122,33 @@ def test_a_whole_participation_stays_a_number_of_clients():
         ("model", "mlp", {"hidden": [3, "x"]}, "model.hidden.1: "),
         ("model", "mlp", {"hidden": 3}, "model.hidden: "),
         ("model", "mlp", {"outputs": "x"}, "model.outputs: "),
-        ("local", "sgd", {"steps": 1, "lr": "fast"}, "local.lr: "),
+        ("local", "sgd", {"steps": 1, "lr": "fast"}, "local.lr: input should be a valid number, "),
+        ("local", "sgd", {"steps": 1, "lr": -1}, "lr must be a positive number, not -1.0"),
+        (
+            "algorithm",
+            "ifca",
+            {"k": 2, "init": "nearest"},
+            "algorithm.init: there is no 'nearest'; choose one of random, farthest-loss",
+        ),
+        (
+            "algorithm",
+            "ifca",
+            {"k": 2, "init": 3},
+            "algorithm.init: give a name, such as 'random', or a table",
+        ),
+        ("algorithm", "ifca", {"k": 2, "init": {"rounds": 3}}, "algorithm.init: give a name"),
+        (
+            "algorithm",
+            "ifca",
+            {"k": 2, "init": {"name": "one-shot", "steps": 3}},
+            "algorithm.init.steps: there is no such setting",
+        ),
+        (
+            "algorithm",
+            "ifca",
+            {"k": 2, "init": {"name": "one-shot", "rounds": "many"}},
+            "algorithm.init.rounds: ",
+        ),
         ("local", "sgd", {"steps": 1, "nesterov": "perhaps"}, "local.nesterov: "),
         ("data", "rotated-digits", {"rotation": 90}, "data.rotation: there is no such setting."),
         ("data", "mixed-regression", {"parameters": "cauchy"}, "data.parameters: "),
@@ -138,20 +156,10 @@ def test_a_whole_participation_stays_a_number_of_clients():
     ],
 )
 def test_errors_name_the_key(kind, name, given, message):
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises((ConfigError, SettingError)) as raised:
         registry.build(kind, name, given)
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
-
-
-def test_an_error_shows_the_value_that_was_given():
-    with pytest.raises(ConfigError, match=r"not 'fast'\.$"):
-        registry.build("local", "sgd", {"steps": 1, "lr": "fast"})
-
-
-def test_values_that_fit_the_type_are_checked_by_the_part_itself():
-    with pytest.raises(SettingError, match=r"lr must be a positive number, not -1\.0"):
-        registry.build("local", "sgd", {"steps": 1, "lr": -1})
 
 
 @pytest.mark.parametrize("loss", list(losses.NAMED) + list(losses.NAMED.values()))
@@ -332,13 +340,6 @@ def test_data_may_come_from_a_function_of_the_users_own(orchard):
         registry.build("data", "orchard.baskets", {})
 
 
-def test_a_learner_with_a_model_of_the_users_own_is_remade(orchard):
-    learner = ct.Learner(orchard.Tree(3.0), "squared", ct.SGD(0.1, steps=2))
-    described = through_json(registry.describe_learner(learner))
-    assert described["model"] == {"name": "orchard.Tree", "height": 3.0}
-    assert registry.learner_from(described) == learner
-
-
 @pytest.mark.parametrize("name", ["orchard.pick", "os.mkdir", "subprocess.Popen"])
 def test_what_is_saved_calls_no_function_when_it_is_loaded(orchard, tmp_path, name):
     """A result may have been saved by somebody else: it names parts, and does not run things."""
@@ -385,6 +386,7 @@ def test_a_name_that_leads_nowhere_gives_one_sentence(orchard, kind, name, sente
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        ({"name": "Graft", "rounds": 3}, "algorithm.basket: this setting is required."),
         (
             {"k": 3, "season": "winter"},
             "algorithm.season: input should be 'summer' or 'autumn', not 'winter'.",
@@ -399,19 +401,17 @@ def test_a_name_that_leads_nowhere_gives_one_sentence(orchard, kind, name, sente
     ],
 )
 def test_settings_of_the_users_own_parts_are_checked_too(orchard, settings, sentence):
+    settings = dict(settings)
+    name = settings.pop("name", "Harvest")
     with pytest.raises(ConfigError) as raised:
-        registry.build("algorithm", "orchard.Harvest", settings)
+        registry.build("algorithm", f"orchard.{name}", settings)
     assert str(raised.value).startswith(sentence)
-
-
-def test_a_part_that_has_no_default_must_be_given(orchard):
-    with pytest.raises(ConfigError, match=r"^algorithm\.basket: this setting is required\.$"):
-        registry.validate("algorithm", "orchard.Graft", {"rounds": 3})
 
 
 def test_validate_gives_only_what_was_given_converted():
     assert registry.validate("local", "sgd", {"lr": 1, "steps": 3.0}) == {"lr": 1.0, "steps": 3}
     assert registry.validate("model", "mlp", {"hidden": [3, 4]}) == {"hidden": (3, 4)}
+    assert registry.build("local", "sgd", {"steps": 3}) == ct.SGD(lr=0.1, steps=3)  # the rest is as ever
 
 
 class Ship:
@@ -440,19 +440,3 @@ def test_a_part_within_a_part_is_given_by_name_or_as_a_table():
     )
     assert "init" not in registry.describe("algorithm", ct.IFCA(k=2))
     assert registry.describe("algorithm", ct.IFCA(k=2, init=[[0.0], [1.0]]))["init"] == {"name": "given"}
-
-
-@pytest.mark.parametrize(
-    ("init", "sentence"),
-    [
-        ("nearest", "algorithm.init: there is no 'nearest'; choose one of random, farthest-loss"),
-        (3, "algorithm.init: give a name, such as 'random', or a table"),
-        ({"rounds": 3}, "algorithm.init: give a name"),
-        ({"name": "one-shot", "steps": 3}, "algorithm.init.steps: there is no such setting"),
-        ({"name": "one-shot", "rounds": "many"}, "algorithm.init.rounds: "),
-    ],
-)
-def test_a_mistake_in_a_part_within_a_part_is_named_by_its_key(init, sentence):
-    with pytest.raises(ConfigError) as error:
-        registry.validate("algorithm", "ifca", {"k": 2, "init": init})
-    assert str(error.value).startswith(sentence)

@@ -16,7 +16,7 @@ from coterie.errors import SettingError
 from coterie.learn.task import Reply
 
 K, CLIENTS = 3, 13
-BETAS = [0.0, 0.1, 0.15, 0.25, 0.49]
+BETAS = [0.0, 0.15, 0.49]
 JUNK = [1e30, -1e30, np.inf, -np.inf, np.nan]
 FAST = settings(max_examples=30, deadline=None)
 
@@ -96,18 +96,6 @@ def test_of_two_middle_values_each_counts_by_its_weight():
     assert got(Median(), each, np.zeros(4), weight, k=1)["b"].tolist() == [(1 * 1 + 3 * 2) / 4]
 
 
-def test_a_cluster_without_clients_keeps_its_model():
-    for aggregator in (TrimmedMean(0.25), Median()):
-        each, cluster = values(0), np.full(CLIENTS, 1)
-        answered = np.arange(CLIENTS) > 3
-        cluster[:3] = 0  # its clients do not answer
-        after = got(aggregator, each, cluster, None, answered)
-        for model in after.values():
-            assert (model[[0, 2]] == 77).all() and (model[1] != 77).all()
-        nobody = got(aggregator, each, cluster, None, np.zeros(CLIENTS, bool))
-        assert all((model == 77).all() for model in nobody.values())
-
-
 # -- how many are left out --------------------------------------------------------------------------------
 
 
@@ -120,13 +108,9 @@ def test_the_fraction_is_taken_as_it_is_written_and_rounded_down(ten_thousandths
 def test_the_fraction_of_many_values_is_not_off_by_one():
     assert int(0.29 * 100) == 28  # what 64 bits make of it
     assert TrimmedMean(0.29).out_of(100) == 29
-    each = {"b": np.r_[np.full(29, -1e6), np.arange(42), np.full(29, 1e7)]}
-    assert got(TrimmedMean(0.29), each, np.zeros(100), k=1)["b"].tolist() == [20.5]
 
 
-@pytest.mark.parametrize(
-    ("beta", "left"), [(0.15, range(1, 9)), (0.2092, range(2, 8)), (0.00098, range(10)), (0.49, range(4, 6))]
-)
+@pytest.mark.parametrize(("beta", "left"), [(0.15, range(1, 9)), (0.2092, range(2, 8)), (0.00098, range(10))])
 def test_as_many_are_left_out_at_either_end(beta, left):
     # the authors' code drops 1 and 2, 2 and 3, 0 and 1 of ten
     ten = np.arange(10.0) ** 2
@@ -135,19 +119,11 @@ def test_as_many_are_left_out_at_either_end(beta, left):
     np.testing.assert_allclose(after, [ten[list(left)].mean()], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("beta", "count"), [(0.1, 9), (0.25, 3), (0.49, 2)])
-def test_of_fewer_than_one_over_beta_it_is_the_plain_mean(beta, count):
-    each, cluster = values(1, count), np.zeros(count)
-    assert_close(got(TrimmedMean(beta), each, cluster, k=1), got(Mean(), each, cluster, k=1))
-    more = np.zeros(count + (2 if beta == 0.49 else 1))  # one more, and it is not (of 3 x 0.49, 1 is whole)
-    other = values(1, len(more))
-    apart = got(TrimmedMean(beta), other, more, k=1)["b"] - got(Mean(), other, more, k=1)["b"]
-    assert np.abs(apart).max() > 1e-3
-
-
-def test_one_value_is_itself():
-    for aggregator in (TrimmedMean(0.49), Median()):
-        assert got(aggregator, {"b": np.array([3.0])}, np.zeros(1), k=1)["b"].tolist() == [3]
+def test_of_fewer_than_one_over_beta_it_is_the_plain_mean():
+    for count, same in ((3, True), (4, False)):
+        each, cluster = values(1, count), np.zeros(count)
+        trimmed = got(TrimmedMean(0.25), each, cluster, k=1)["b"]
+        assert (np.abs(trimmed - each["b"].mean()).max() < 1e-5) == same
 
 
 @pytest.mark.parametrize("beta", [-0.1, 0.5, 0.7, float("nan")])
@@ -177,23 +153,9 @@ def test_of_equal_values_the_same_is_left_out_whoever_sent_it(weight):
     np.testing.assert_allclose(after, [(30 * 1 + 2 * 2) / 32], rtol=1e-6)
 
 
-@given(SEEDS, CLUSTERS, st.integers(-100, 100), st.sampled_from([-1.0, 0.5, -3.0]))
-@FAST
-def test_it_moves_and_turns_with_the_values(seed, cluster, shift, factor):
-    for aggregator in (TrimmedMean(0.15), Median()):
-        each = values(seed)
-        plain = got(aggregator, each, cluster)
-        changed = got(aggregator, jax.tree.map(lambda a: factor * a + shift, each), cluster)
-        there = [j for j in range(K) if (cluster == j).any()]
-        for name in each:
-            np.testing.assert_allclose(
-                changed[name][there], factor * plain[name][there] + shift, rtol=1e-5, atol=1e-4
-            )
-
-
 def test_sums_are_kept_in_float32_and_means_in_the_type_of_the_model():
     many = Reply(None, jnp.ones((1000, 2), jnp.bfloat16), jnp.zeros(1000, jnp.int32), jnp.ones(1000))
-    sums = TrimmedMean(0.1).sums(many, jnp.ones(1000, bool), 2)
+    sums = jax.jit(lambda replies: TrimmedMean(0.1).sums(replies, jnp.ones(1000, bool), 2))(many)
     assert sums.total.dtype == jnp.float32
     after = sums.mean(jnp.full((2, 2), 5, jnp.bfloat16))
     assert after.dtype == jnp.bfloat16 and after.tolist() == [[1, 1], [5, 5]]
@@ -202,7 +164,7 @@ def test_sums_are_kept_in_float32_and_means_in_the_type_of_the_model():
 # -- what a few wrong clients cannot do -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beta", [0.1, 0.15, 0.25, 0.49])
+@pytest.mark.parametrize("beta", [0.15, 0.49])
 @given(SEEDS, CLUSTERS, WEIGHTS, st.data())
 @FAST
 def test_a_few_wrong_values_cannot_leave_the_range_of_the_honest_ones(beta, seed, cluster, weight, data):
@@ -244,7 +206,7 @@ def test_one_wrong_value_too_many_can_go_anywhere():
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("aggregator", [TrimmedMean(0.0), TrimmedMean(0.1), TrimmedMean(0.25), Median()])
+@pytest.mark.parametrize("aggregator", [TrimmedMean(0.0), TrimmedMean(0.15), Median()])
 def test_values_that_are_no_numbers_spoil_their_own_cluster_only(aggregator, junk):
     """All clients of one cluster send junk in one array: no trimming helps that one, and none need suffer."""
     each, cluster = values(3), np.arange(CLIENTS) % K

@@ -61,7 +61,6 @@ EVERYBODY = np.ones(len(SIZES), bool)
 # -- all of them ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["l2", "cross_loss"])
 @pytest.mark.parametrize("seed", range(3))
 def test_they_are_as_defined(name, seed, federation):
@@ -178,23 +177,19 @@ def test_a_cluster_loss_is_the_mean_over_clients_and_not_over_examples():
     np.testing.assert_allclose(apart, [[3, 6], [6, 9]])
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 6, 7, 100])
-def test_blocks_of_models_of_any_size_tell_the_same(at_once, federation, monkeypatch):
+@pytest.mark.parametrize(
+    ("most_bytes", "blocks"), [(1, [1] * 7), (3 * DIM * 4 + 3, [3, 2, 2]), (100 * DIM * 4, [7])]
+)
+def test_blocks_of_models_of_any_size_tell_the_same(most_bytes, blocks, federation, monkeypatch):
+    """A model that is larger than a block is sent alone."""
     own, own_models = models_of(0, len(SIZES))
     whole = measured(federation, CrossLoss(), own_models, EVERYBODY)
-    monkeypatch.setattr(distances, "BLOCK_BYTES", at_once * DIM * 4 + 3)
+    monkeypatch.setattr(distances, "BLOCK_BYTES", most_bytes)
     overheard = heard(federation)
     np.testing.assert_allclose(measured(overheard, CrossLoss(), own_models, EVERYBODY), whole, rtol=1e-6)
-    blocks = [models for models, _ in sent(overheard)]
-    assert max(map(len, blocks)) <= at_once
-    np.testing.assert_allclose(np.concatenate(blocks), own, rtol=1e-6)  # each of them once
-
-
-def test_a_model_larger_than_a_block_is_sent_alone(federation, monkeypatch):
-    monkeypatch.setattr(distances, "BLOCK_BYTES", 1)
-    overheard = heard(federation)
-    measured(overheard, CrossLoss(), models_of(0, len(SIZES))[1], EVERYBODY)
-    assert [len(models) for models, _ in sent(overheard)] == [1] * len(SIZES)
+    sent_models = [models for models, _ in sent(overheard)]
+    assert list(map(len, sent_models)) == blocks
+    np.testing.assert_allclose(np.concatenate(sent_models), own, rtol=1e-6)  # each of them once
 
 
 def test_only_those_are_asked_whose_model_is_known(federation):

@@ -39,8 +39,9 @@ def drawn_by(algorithm, data):
     return [keys.participants(0, t, tokens, count) for t in range(ROUNDS)]
 
 
-@pytest.mark.parametrize("participation", [1.0, 2])
-@pytest.mark.parametrize("weight", ["clients", "examples"])
+@pytest.mark.parametrize(
+    ("weight", "participation"), [("examples", 2), pytest.param("clients", 1.0, marks=pytest.mark.slow)]
+)
 def test_global_is_federated_averaging(data, weight, participation):
     algorithm = ct.Global(rounds=ROUNDS, weight=weight, participation=participation)
     found, first = fitted(algorithm, data, learner())
@@ -52,7 +53,7 @@ def test_global_is_federated_averaging(data, weight, participation):
     assert found.k == 1 and (found.assignment == 0).all()
 
 
-@pytest.mark.parametrize("normalise", ["cluster", "participants", "clients"])
+@pytest.mark.parametrize("normalise", ["clients", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_gradients_may_be_averaged_instead(data, normalise):
     algorithm = ct.Global(rounds=ROUNDS, average="gradients", normalise=normalise, participation=2)
     found, first = fitted(algorithm, data, learner(steps=1))

@@ -70,14 +70,6 @@ def test_components_do_not_depend_on_the_order_of_the_nodes(seed, n, threshold):
     assert partition(back) == partition(graph.components(distances, threshold))
 
 
-@given(SEEDS, st.integers(2, 12), st.integers(0, 7))
-@MANY
-def test_a_larger_threshold_only_joins_components(seed, n, threshold):
-    distances = distances_of(seed, n, 0.2)
-    fine, coarse = (partition(graph.components(distances, t)) for t in (threshold, threshold + 1))
-    assert all(any(group <= larger for larger in coarse) for group in fine)
-
-
 @given(SEEDS, st.integers(1, 15), st.integers(1, 5), st.integers(1, 6))
 @MANY
 def test_small_groups_are_dropped_whole(seed, n, groups, least):
@@ -86,11 +78,6 @@ def test_small_groups_are_dropped_whole(seed, n, groups, least):
     assert found.tolist() == reference.of_size(labels.tolist(), least)
     assert partition(found) == {group for group in partition(labels) if len(group) >= least}
     assert_numbered_by_first_members(found)
-
-
-def test_of_no_groups_none_is_left():
-    assert graph.of_size(np.array([-1, -1]), 1).tolist() == [-1, -1]
-    assert graph.of_size(np.array([0, 1, 1, 0]), 3).tolist() == [-1] * 4
 
 
 # -- RECLUSTER --------------------------------------------------------------------------------------------
@@ -114,13 +101,6 @@ def test_ties_go_to_the_first_and_who_knows_nothing_stays():
     distances = np.array([[2, 1, 1], [nan, nan, nan], [nan, nan, nan], [nan, 5, 4], [np.inf, nan, 9]])
     before = np.array([2, 1, -1, 0, 0])
     assert graph.reclustered(distances, before).tolist() == [1, 1, -1, 2, 2]
-
-
-def test_clients_are_reclustered_one_by_one():
-    rng = np.random.default_rng(0)
-    distances, before, order = rng.random((9, 3)), rng.integers(0, 3, 9), rng.permutation(9)
-    moved = graph.reclustered(distances[order], before[order])
-    np.testing.assert_array_equal(moved, graph.reclustered(distances, before)[order])
 
 
 # -- MERGE ------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import coterie as ct
 from coterie import keys
 from coterie.algorithms.parts.settling import Settling
 from coterie.clustering.history import History
-from coterie.errors import SettingError
 from coterie.federation.protocol import Answers
 from coterie.models import stacked
 
@@ -27,10 +26,6 @@ def population(seed=0, examples=20, scale=3.0):
     )
 
 
-def near(data):
-    return (data.models + 0.1).astype(np.float32)
-
-
 def apart(seed):
     """Models so far from the true ones that clients change their cluster on the way, some after long."""
     return 2 * np.random.default_rng(seed).standard_normal((K, DIM)).astype(np.float32)
@@ -44,9 +39,11 @@ def by_hand(data, start, seed, participation, rounds, **settings):
 
 
 # seeds with which settled clients change their cluster, so that every round of a look at all models matters
-@pytest.mark.parametrize(("seed", "examples", "participation"), [(2, 6, CLIENTS), (4, 6, CLIENTS), (2, 4, 7)])
-def test_each_client_is_settled_and_rechecked_when_it_should_be(seed, examples, participation):
-    data, start, rounds = population(seed, examples, scale=1.0), apart(seed), 20
+@pytest.mark.parametrize(
+    ("seed", "participation"), [(2, 7), (4, 7), pytest.param(4, CLIENTS, marks=pytest.mark.slow)]
+)
+def test_each_client_is_settled_and_rechecked_when_it_should_be(seed, participation):
+    data, start, rounds = population(seed, 6, scale=1.0), apart(seed), 20
     found = ct.IFCA(k=K, rounds=rounds, init=start, settle=2, recheck=3, participation=participation).fit(
         data.train, LEARNER, seed=seed
     )
@@ -74,7 +71,7 @@ def test_each_client_is_settled_and_rechecked_when_it_should_be(seed, examples, 
 
 @pytest.mark.parametrize(
     ("after", "recheck", "alone"),
-    [(1, 2, "01010101"), (1, 3, "0110110110"), (2, 3, "00110110110"), (3, 4, "000111011101")],
+    [(1, 2, "010101010101"), (1, 3, "011011011011"), (2, 3, "001101101101"), (3, 4, "000111011101")],
 )
 def test_all_models_are_sent_every_so_many_times_after_settling(after, recheck, alone):
     # a digit for a client whose cluster has stayed the same for 0, 1, 2, ... of its rounds: 1 if it is told
@@ -91,20 +88,6 @@ def test_only_a_client_that_answers_has_stayed_anywhere():
     assert steady.tolist() == [4, 0, 3, 3, 0]  # stayed, moved, did not answer, was not asked, came
 
 
-def test_changes_nothing_where_identities_are_stable():
-    data = population()
-    settings = {"k": K, "rounds": 12, "init": near(data)}
-    always, settled = (
-        ct.IFCA(**settings, **more).fit(data.train, LEARNER, seed=1)
-        for more in ({}, {"settle": 1, "recheck": 5})
-    )
-    np.testing.assert_array_equal(always.assignment, settled.assignment)
-    np.testing.assert_array_equal(stacked.to_matrix(always.models), stacked.to_matrix(settled.models))
-    assert all(record.bytes_spared == 0 for record in always.history)
-    # told in rounds 2 to 5 and 7 to 10
-    assert [r.bytes_spared > 0 for r in settled.history] == [t not in (0, 1, 6, 11) for t in range(12)]
-
-
 class Apart:
     """An initialiser: models of which clients change their mind, other ones for every start."""
 
@@ -114,7 +97,9 @@ class Apart:
 
 
 # seeds with which starts would end elsewhere if clients had to be settled in all of them to be so in one
-@pytest.mark.parametrize(("seed", "participation"), [(5, CLIENTS), (11, CLIENTS), (5, 7)])
+@pytest.mark.parametrize(
+    ("seed", "participation"), [(5, 7), pytest.param(11, CLIENTS, marks=pytest.mark.slow)]
+)
 def test_a_start_is_what_it_would_be_without_others_beside_it(seed, participation):
     rounds, starts, watch = 20, 3, Remember()
     data = population(seed, 6, scale=1.0)
@@ -146,16 +131,3 @@ def test_a_start_is_what_it_would_be_without_others_beside_it(seed, participatio
     assert any(spared) and (of_all != alone[0]).any()
     compared = K * (starts * participation - np.sum(alone, axis=(0, 2)))
     assert [log.losses for log in several.history.logs] == compared.tolist()
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"settle": 0}, "settle must be a number of rounds from 1 up"),
-        ({"settle": 2, "recheck": 1}, "recheck must be a number of rounds from 2 up"),
-        ({"settle": 2, "resample": True}, "leave settle out"),
-    ],
-)
-def test_bad_settings(settings, sentence):
-    with pytest.raises(SettingError, match=sentence):
-        ct.IFCA(k=2, rounds=1, **settings).fit(population().train, LEARNER)

@@ -77,8 +77,17 @@ def test_it_does_not_depend_on_the_order_of_the_clients(seed, apart):
     assert one.threshold == pytest.approx(other.threshold, rel=1e-9)
 
 
-@pytest.mark.parametrize("dim", [2, 10, 100])
-@pytest.mark.parametrize("clients", [10, 20, 50])
+@pytest.mark.parametrize(
+    ("clients", "dim"),
+    [
+        (10, 2),
+        (20, 100),
+        *[
+            pytest.param(clients, dim, marks=pytest.mark.slow)
+            for clients, dim in [(10, 10), (10, 100), (20, 2), (20, 10), (50, 2), (50, 10), (50, 100)]
+        ],
+    ],
+)
 def test_clients_that_are_all_alike_seldom_have_a_gap(clients, dim):
     """A gap is seen at most 4 times in 100 draws; see the comment at the bound."""
     rng = np.random.default_rng([clients, dim])
@@ -90,8 +99,8 @@ def test_clients_that_are_all_alike_seldom_have_a_gap(clients, dim):
     assert seen <= 4
 
 
-@pytest.mark.parametrize("dim", [2, 5, 30])
-@pytest.mark.parametrize("sizes", [(10, 10), (3, 30), (4, 6, 15), (5,) * 6])
+@pytest.mark.parametrize("dim", [2, pytest.param(5, marks=pytest.mark.slow), 30])
+@pytest.mark.parametrize("sizes", [(3, 30), (4, 6, 15), pytest.param((5,) * 6, marks=pytest.mark.slow)])
 def test_clouds_of_clients_are_told_apart(sizes, dim):
     # so that the bound above is no tighter than it has to be
     right = 0
@@ -262,8 +271,8 @@ def exact(k, clients, dim, apart, draws=30):
     return right, unseen
 
 
-@pytest.mark.parametrize("clients", [10, 20, 40, 100])
-@pytest.mark.parametrize("dim", [3, 10, 50])
+@pytest.mark.parametrize("clients", [10, 20, *[pytest.param(n, marks=pytest.mark.slow) for n in (40, 100)]])
+@pytest.mark.parametrize("dim", [3, pytest.param(10, marks=pytest.mark.slow), 50])
 def test_merging_makes_one_cluster_of_clients_that_are_all_alike(clients, dim):
     right, unseen = exact(1, clients, dim, 0)
     assert right >= 27 and unseen >= 28
@@ -295,12 +304,14 @@ def whole_runs(draw, learner, distance, seeds=4):
     return right, unseen
 
 
+@pytest.mark.slow
 def test_sr_fca_finds_two_regressions_that_no_gap_parts():
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=10))
     right, unseen = whole_runs(lambda seed: POPULATIONS["equal"].make(20, seed), learner, "l2")
     assert right == 4 and unseen >= 1
 
 
+@pytest.mark.slow
 def test_sr_fca_takes_networks_on_digits_that_are_all_alike_for_one_cluster():
     def draw(seed):
         return ct.data.rotated_digits(clients=20, rotations=(0,), unseen=0, seed=seed)
@@ -314,14 +325,11 @@ def test_clients_that_are_alike_to_the_last_digit_are_one_group():
         distances = np.full((6, 6), value)
         found, cut = groups(distances)
         assert (found == 0).all() and cut.gap is None and cut.threshold == value
+    for least in (1, 2):  # and so are two clients, however far they are from each other
+        assert groups(np.array([[0, 3.0], [3.0, 0]]), least)[0].tolist() == [0, 0]
     twins, truth = in_groups([3, 3], (0, 0), (5, 5))
     found, cut = groups(twins)
     assert found.tolist() == truth.tolist() and cut.gap == (0, 5)
-
-
-def test_two_clients_are_one_group():
-    for least in (1, 2):
-        assert groups(np.array([[0, 3.0], [3.0, 0]]), least)[0].tolist() == [0, 0]
 
 
 # -- given ------------------------------------------------------------------------------------------------
@@ -344,10 +352,6 @@ def test_a_share_of_the_pairs_is_within_the_threshold(seed, n, percent):
     within = sum(pair <= cut.threshold * (1 + 1e-9) for pair in pairs)
     assert abs(within - percent / 100 * len(pairs)) <= 1
     assert f"{percent}%" in cut.reason and cut.gap is None
-
-
-def test_the_whole_is_the_longest_distance():
-    distances, _ = in_groups([4, 5], (1, 2), (20, 21))
     assert threshold.choose("100%", distances, 2).threshold == distances.max()
 
 
@@ -404,8 +408,3 @@ def test_details_are_plain_values_that_count_every_pair(distances, setting):
         # nothing is in the gap, as far as a tree of the nearest can tell: the threshold is
         low, high = told["gap"]
         assert low < told["threshold"] < high
-
-
-def test_only_pairs_are_counted_and_each_of_them_once():
-    distances = np.array([[9.0, 1, 2], [1, 9, 3], [2, 3, 9]])  # the diagonal is nobody's distance
-    assert threshold.of_pairs(distances).tolist() == [1, 2, 3]

@@ -7,8 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli.main import app
-from coterie.run.config import Experiment
-from coterie.run.folder import RunFolder
 
 REGRESSION = ["--data", "mixed-regression", "--clients", "8", "--k", "2", "--rounds", "2"]
 
@@ -28,24 +26,15 @@ def refused(*arguments):
     [
         # settings that make no sense
         (["--k", "0"], "k must be at least 1, not 0."),
-        (["--k", "-3"], "k must be at least 1, not -3."),
         (["--k", "9"], "k=9 clusters need at least as many clients; there are 8."),
         (["--rounds", "0"], "rounds must be at least 1, not 0."),
         (["--n-init", "0"], "n_init must be at least 1, not 0."),
         (["--participation", "0"], "participation must be a fraction above 0"),
-        (["--participation", "0.0"], "participation must be a fraction above 0"),
         (["--participation", "1.5"], "participation must be a fraction above 0"),
-        (["--participation", "-0.5"], "participation must be a fraction above 0"),
-        (["--participation", "nan"], "participation must be a fraction above 0"),
         (["--participation", "9"], "participation=9 asks for more than the 8 clients there are."),
         (["--participation", "abc"], "algorithm.participation: input should be a valid number"),
         (["--seed", "-1"], "seed: must be a whole number from 0"),
-        (["--seed", "9223372036854775808"], "seed: must be a whole number from 0"),
-        (["--set", "data.seed=-1"], "data.seed: must be a whole number from 0"),
-        (["--set", "seed=NaN"], "seed: "),
         (["--set", "local.lr=-0.1"], "lr must be a positive number, not -0.1."),
-        (["--set", "local.lr=0"], "lr must be a positive number, not 0.0."),
-        (["--set", "local.lr=NaN"], "lr must be a positive number, not nan."),
         (["--set", "local.lr=fast"], "local.lr: input should be a valid number"),
         (["--set", "local.steps=0"], "steps must be a whole number from 1 up, not 0."),
         (["--set", "local.epochs=1"], "a local update needs either steps or epochs, and not both."),
@@ -68,23 +57,17 @@ def refused(*arguments):
         ),
         (["--baselines", "global,.x"], "baselines: there is no '.x'; choose one of ifca, "),
         (["--data", "mnist"], "data.name: there is no 'mnist'; choose one of rotated-digits, "),
-        (["--baselines", "lokal"], "baselines: there is no 'lokal'; choose one of ifca, "),
         (["--baselines", ""], "baselines: there is no ''; choose one of ifca, "),
         (["--algorithm", "global", "--set", "algorithm.k=2"], "algorithm.k: there is no such setting."),
         (["--set", "nonsense.key=1"], "nonsense: there is no such setting."),
-        (["--set", "sed=1"], "sed: there is no such setting."),
         (["--set", "algorithm.kk=1"], "algorithm.kk: there is no such setting."),
         (["--set", "algorithm.k.k=1"], "algorithm.k: there is no such setting."),
-        (["--set", "loss=hinge"], "loss: there is no 'hinge'; choose one of cross_entropy, "),
         # --set that cannot be understood
         (["--set", "seed"], "a setting is given as KEY=VALUE, such as local.lr=0.05, not 'seed'."),
         (["--set", "=3"], "a setting is given as KEY=VALUE, such as local.lr=0.05, not '=3'."),
         (["--set", ""], "a setting is given as KEY=VALUE, such as local.lr=0.05, not ''."),
         (["--set", "algorithm=3"], "algorithm: must be a section, [algorithm] in a file, not 3."),
-        (["--set", "algorithm=3", "--set", "algorithm.k=2"], "algorithm: must be a section"),
-        (["--set", "data.name=5"], "data.name: there is no 5; choose one of rotated-digits, "),
         (["--set", "data.name=null"], "data.name: this setting is required."),
-        (["--set", "model.bias=true"], "model.name: this setting is required."),
         # a learner that does not fit the data
         (["--set", "loss=cross_entropy"], "cross_entropy needs integer class labels"),
         (
@@ -110,7 +93,6 @@ def test_a_mistake_in_the_options_is_one_sentence(tmp_path, arguments, message):
         (["--algorithm", "global", "--baselines", "fedsoft"], "baselines: fedsoft lacks settings"),
         (["--algorithm", "global", "--baselines", "ifca"], "baselines: ifca: k must be given"),
         (["--clients", "3"], "3 clients cannot fill 4 clusters"),
-        (["--clients", "0"], "0 clients cannot fill 4 clusters"),
         (["--clients", "1000000"], "cannot split 1438 examples over 250000 clients"),
         (
             ["--set", "model.name=mlp", "--set", "model.outputs=3"],
@@ -123,16 +105,20 @@ def test_a_mistake_on_top_of_the_defaults_is_one_sentence(tmp_path, arguments, m
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("option, value", [("--k", "two"), ("--rounds", "1.5"), ("--checkpoint-every", "-1")])
-def test_an_option_of_the_wrong_type_is_refused(option, value):
-    answer = CliRunner().invoke(app, ["run", option, value])
-    assert answer.exit_code == 2 and option in answer.stderr and "Traceback" not in answer.output
-
-
-@pytest.mark.parametrize("arguments", [["ruin"], ["run", "--kk", "3"], ["report"]])
-def test_a_command_or_option_that_there_is_not_is_refused(arguments):
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (["ruin"], "ruin"),
+        (["run", "--kk", "3"], "--kk"),
+        (["report"], "Missing argument"),
+        (["run", "--k", "two"], "--k"),
+        (["run", "--rounds", "1.5"], "--rounds"),
+        (["run", "--checkpoint-every", "-1"], "--checkpoint-every"),
+    ],
+)
+def test_a_command_or_option_that_there_is_not_is_refused(arguments, word):
     answer = CliRunner().invoke(app, arguments)
-    assert answer.exit_code == 2 and "Traceback" not in answer.output
+    assert answer.exit_code == 2 and word in answer.stderr and "Traceback" not in answer.output
 
 
 # -- experiment files -------------------------------------------------------------------------------------
@@ -142,7 +128,6 @@ def test_a_command_or_option_that_there_is_not_is_refused(arguments):
     "content, message",
     [
         (b"seed = = 3", "is not valid TOML: "),
-        (b"\xff\xfe\x00", "is not valid TOML: "),
         (None, "cannot be read: No such file or directory."),
     ],
 )
@@ -153,75 +138,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
     assert refused("run", "--config", config, "--k", 3).startswith(f"{config} {message}")
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("sed = 3", "sed: there is no such setting."),
-        ("[algorithm]\nname = 'ifca'\nk = 2\nkk = 3", "algorithm.kk: there is no such setting."),
-        ("algorithm = 'ifca'", "algorithm: must be a section, [algorithm] in a file, not 'ifca'."),
-        ("[local]\nlr = 0.1", "local.name: this setting is required."),
-    ],
-)
-def test_a_mistake_in_a_file_is_named_by_its_key(tmp_path, content, message):
-    config = tmp_path / "experiment.toml"
-    config.write_text(content)
-    assert refused("run", "--config", config, "--rounds", 3, "--out", tmp_path / "run").startswith(message)
-
-
 # -- folders ----------------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_another_experiment_is_left_alone(tmp_path):
-    RunFolder(tmp_path).claim(Experiment.read({"seed": 1}), resume=False, overwrite=False)
-    before = (tmp_path / "experiment.toml").read_bytes()
-    for options in (REGRESSION, [*REGRESSION, "--resume"], ["--resume", "--seed", 2]):
-        message = refused("run", "--out", tmp_path, *options)
-        assert message.startswith(f"{tmp_path} belongs to another experiment: its ")
-        assert message.endswith("Choose another --out, or replace it with --overwrite.")
-    assert (tmp_path / "experiment.toml").read_bytes() == before
-
-
-def test_the_same_run_twice_is_refused(tmp_path):
-    config = tmp_path / "experiment.toml"
-    experiment = Experiment.read({"model": {"name": "mlp"}, "loss": "cross_entropy"})
-    config.write_text(experiment.to_toml())
-    message = refused("run", "--config", config, "--out", tmp_path)
-    assert message.startswith(f"{tmp_path} already holds this run: continue it with --resume")
-
-
-def test_a_damaged_experiment_cannot_be_resumed(tmp_path):
-    (tmp_path / "experiment.toml").write_text("seed = ")
-    message = refused("run", "--resume", "--out", tmp_path)
-    assert message.startswith(f"{tmp_path / 'experiment.toml'} is damaged: ")
-
-
-def test_there_must_be_a_run_to_resume(tmp_path, monkeypatch):
+def test_there_must_be_a_run_to_resume_or_to_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = refused("run", "--resume", "--out", tmp_path / "nowhere")
     assert message == f"{tmp_path / 'nowhere'} holds no run (experiment.toml is missing)."
     assert refused("run", "--resume").startswith("runs/ifca-rotated-digits-0 holds no run")
-    assert os.listdir(tmp_path) == []
-
-
-def test_there_must_be_a_run_to_report(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         assert str(path) in refused("report", path)
-
-
-@pytest.mark.parametrize("options", [[], ["--overwrite"]])
-def test_a_file_is_no_folder(tmp_path, options):
-    out = tmp_path / "file"
-    out.write_text("mine")
-    message = refused("run", *REGRESSION, "--out", out, *options)
-    assert message == f"{out} is not a folder: choose another --out."
-    message = refused("run", *REGRESSION, "--out", out / "run", *options)
-    assert message.startswith(f"cannot write {out / 'run'}") and "Not a directory" in message
-    assert out.read_text() == "mine"
-
-
-def test_a_name_that_no_file_can_have_is_refused(tmp_path):
-    message = refused("run", *REGRESSION, "--out", tmp_path / ("x" * 300))
-    assert "File name too long" in message
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture

@@ -68,15 +68,9 @@ def test_keys_lists_what_it_made_and_says_what_it_kept(tmp_path):
     assert again.exit_code == 0 and "is there already: kept" in again.stdout
 
 
-def test_keys_needs_to_know_what_to_make(tmp_path):
+def test_keys_and_up_need_to_know_what_to_make_and_of_which_data(project, tmp_path):
     assert "--host" in sentence("keys", tmp_path / "k") and not (tmp_path / "k").exists()
-
-
-def test_up_needs_a_project(tmp_path):
     assert "holds no Flower app" in sentence("up", tmp_path)
-
-
-def test_up_refuses_data_that_is_not_there_or_ambiguous(project, tmp_path):
     assert "not a folder of data files" in sentence("up", project, "--data", tmp_path / "nowhere")
     (tmp_path / "files").mkdir()
     assert "holds no .csv" in sentence("up", project, "--data", tmp_path / "files")

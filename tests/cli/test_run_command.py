@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
     return path, invoke("run", *SMALL, "--out", path)
 
 
-def test_a_run_ends_well_and_leaves_everything_in_its_folder(finished):
+def test_a_run_prints_its_results_and_leaves_everything_in_its_folder(finished):
     path, answer = finished
     assert answer.exit_code == 0, answer.output
     for name in (
@@ -58,16 +58,9 @@ def test_a_run_ends_well_and_leaves_everything_in_its_folder(finished):
     assert len((path / "rounds.jsonl").read_text().splitlines()) == 20 + 1  # with the last exchange
     found = coterie.load(path)
     assert len(found.assignment) == 8 and found.algorithm["k"] == 2 and found.seed == 5
-
-
-def test_the_results_are_printed_and_where_they_are(finished):
-    path, answer = finished
     rows = [line.split() for line in answer.stdout.splitlines()]
-    assert [row[0] for row in rows if len(row) > 5 and row[0] in ("ifca", "global", "local")] == [
-        "ifca",
-        "global",
-        "local",
-    ]
+    methods = ["ifca", "global", "local"]
+    assert [row[0] for row in rows if len(row) > 5 and row[0] in methods] == methods
     assert ["true", "0", "true", "1"] in rows
     assert f"The run is in {path}. See it in pictures: coterie report {path}" in answer.stdout
 
@@ -110,6 +103,7 @@ def test_overwrite_computes_it_again(finished, tmp_path):
     assert coterie.load(path).seed == 6 and not (path / "baselines").exists()
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nobody_answers_still_ends(tmp_path):
     path = tmp_path / "a"
     few = ["--rounds", 1, "--baselines", "none", "--set", "simulation.drop=0.999999"]
@@ -166,7 +160,11 @@ def test_without_options_the_defaults_are_run(asked):
     assert experiment.local == {"name": "sgd", "lr": 0.1, "steps": 10}
     assert experiment.seed == 0 and experiment.baselines == ("global", "local")
     assert str(folder.path) == "runs/ifca-rotated-digits-0"
+    folder = asked("--algorithm", "global", "--data", "mixed-regression", "--seed", 3)[1]
+    assert str(folder.path) == "runs/global-mixed-regression-3"
     assert (options["resume"], options["overwrite"], options["checkpoint_every"]) == (False, False, 5.0)
+    experiment, _, options = asked("--checkpoint-every", 0.5)
+    assert options["checkpoint_every"] == 0.5 and "checkpoint" not in experiment.to_toml()
 
 
 @pytest.mark.parametrize(
@@ -232,29 +230,9 @@ def test_options_come_before_the_file(asked, tmp_path):
     assert asked("--config", config, "--algorithm", "ifca")[0].algorithm["k"] == 3
     # another data set has other settings
     assert asked("--config", config, "--data", "inverted-digits")[0].data == {"name": "inverted-digits"}
-
-
-def test_the_former_algorithm_can_be_asked_for_again(asked, tmp_path):
-    config = tmp_path / "experiment.toml"
+    # the former one can be asked for again
     config.write_text("[algorithm]\nname = 'global'\n")
     assert asked("--config", config, "--algorithm", "ifca")[0].algorithm["k"] == 4
-
-
-def test_the_folder_is_named_after_the_run(asked):
-    folder = asked("--algorithm", "global", "--data", "mixed-regression", "--seed", 3)[1]
-    assert str(folder.path) == "runs/global-mixed-regression-3"
-
-
-def test_resuming_takes_the_settings_of_the_folder(asked, finished):
-    path, _ = finished
-    experiment, folder, options = asked("--resume", "--out", path)
-    assert experiment == folder.experiment() and experiment.algorithm["rounds"] == 20
-    assert options["resume"]
-
-
-def test_resuming_with_settings_starts_where_there_is_nothing_yet(asked, tmp_path):
-    experiment, _, options = asked("--resume", "--out", tmp_path / "new", "--k", 3)
-    assert experiment.algorithm["k"] == 3 and options["resume"]
 
 
 def test_resuming_without_options_continues_the_default_run(asked, tmp_path, monkeypatch):
@@ -263,18 +241,15 @@ def test_resuming_without_options_continues_the_default_run(asked, tmp_path, mon
     default.mkdir(parents=True)
     (default / "experiment.toml").write_text("[algorithm]\nname = 'ifca'\nk = 3\n")
     assert asked("--resume")[0].algorithm["k"] == 3
-
-
-def test_the_interval_of_checkpoints_is_an_option(asked):
-    experiment, _, options = asked("--checkpoint-every", 0.5)
-    assert options["checkpoint_every"] == 0.5
-    assert "checkpoint" not in experiment.to_toml()
+    # where there is nothing yet, it begins
+    experiment, _, options = asked("--resume", "--out", tmp_path / "new", "--k", 5)
+    assert experiment.algorithm["k"] == 5 and options["resume"]
 
 
 # -- help -------------------------------------------------------------------------------------------------
 
 
-def test_help_of_a_command_tells_of_every_option():
+def test_help_tells_of_every_command_and_option():
     command = typer.main.get_command(app)
     assert set(command.commands) == {"run", "report", "reproduce", "flower"}
     for name, sub in command.commands.items():
@@ -287,13 +262,10 @@ def test_help_of_a_command_tells_of_every_option():
             if option.param_type_name == "option":  # older releases of Typer do not show that of an argument
                 assert option.help and option.help.replace("`", "").split(".")[0] in text
     assert "[default: ifca]" in plain(invoke("run", "--help").stdout)
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_the_command_alone_tells_what_there_is(arguments):
-    text = plain(invoke(*arguments).stdout)
-    assert "Find the groups hidden among federated clients" in text
-    assert "run" in text and "report" in text and "--version" in text
+    for arguments in ([], ["--help"]):
+        text = plain(invoke(*arguments).stdout)
+        assert "Find the groups hidden among federated clients" in text
+        assert "run" in text and "report" in text and "--version" in text
 
 
 # -- in a process of its own ------------------------------------------------------------------------------

@@ -69,9 +69,7 @@ def test_k_counts_the_clusters_that_have_clients():
     assert found.k == 2
     assert found.sizes.tolist() == [3, 0, 3, 0]
     assert repr(found) == "Clustering(clustering: 2 clusters of 3, 0, 3, 0 clients)"
-
-
-def test_clients_without_a_cluster_count_in_none():
+    # clients without a cluster count in none
     found = clustering(assignment=np.array([-1, 1, -1, 3, 3, 0]), algorithm={"name": "ifca"})
     assert found.k == 3 and found.sizes.tolist() == [1, 1, 0, 2]
     assert repr(found).startswith("Clustering(ifca: 3 clusters")
@@ -85,6 +83,9 @@ def test_clients_never_seen_take_the_model_of_lowest_loss():
     assert assigned.tolist() == table.argmin(1).tolist()
     assert len(set(assigned.tolist())) > 1
     np.testing.assert_array_equal(found.assign(ct.Simulation(strangers)), assigned)
+    evaluation = found.evaluate(strangers)
+    assert evaluation.chosen_by == "shard"
+    assert_evaluated(evaluation, strangers, assigned.tolist())
 
 
 def assert_evaluated(evaluation, data, clusters):
@@ -108,19 +109,12 @@ def assert_evaluated(evaluation, data, clusters):
         assert groups.loc[j, "loss"] == pytest.approx(each[mine].mean(), rel=1e-4)
 
 
-def test_known_clients_keep_the_cluster_of_training():
-    data = shards(seed=1)
-    for chosen_by in (None, "train"):
+def test_known_clients_keep_the_cluster_of_training_known_by_id_and_not_by_position():
+    for chosen_by, order in ((None, 1), ("train", 1), (None, -1)):
+        data = shards(IDS[::order], seed=1)
         evaluation = clustering().evaluate(data, chosen_by)
         assert evaluation.chosen_by == "train"
-        assert_evaluated(evaluation, data, ASSIGNMENT.tolist())
-
-
-def test_clients_are_known_by_id_not_by_position():
-    data = shards(IDS[::-1], seed=1)
-    evaluation = clustering().evaluate(data)
-    assert evaluation.chosen_by == "train"
-    assert_evaluated(evaluation, data, ASSIGNMENT[::-1].tolist())
+        assert_evaluated(evaluation, data, ASSIGNMENT[::order].tolist())
 
 
 def test_known_clients_can_choose_again_on_the_examples_given():
@@ -136,20 +130,12 @@ def test_a_mixture_of_known_and_unknown_clients_needs_a_decision():
     data = shards([*IDS[:5], "stranger"], seed=1)
     with pytest.raises(DataError, match="5 of these 6 clients have ids of training clients"):
         clustering().evaluate(data)
+    with pytest.raises(DataError, match=r"client stranger took no part in training: .*chosen_by='shard'"):
+        clustering().evaluate(data, "train")
+    with pytest.raises(SettingError, match="chosen_by must be 'train' or 'shard', not 'truth'"):
+        clustering().evaluate(data, "truth")
     evaluation = clustering().evaluate(data, "shard")
     assert_evaluated(evaluation, data, loss_table(data).argmin(1).tolist())
-
-
-def test_clients_never_seen_choose_on_the_examples_given():
-    data = shards([f"s{i}" for i in range(6)], seed=1)
-    evaluation = clustering().evaluate(data)
-    assert evaluation.chosen_by == "shard"
-    assert_evaluated(evaluation, data, loss_table(data).argmin(1).tolist())
-
-
-def test_strangers_have_no_cluster_from_training():
-    with pytest.raises(DataError, match=r"client stranger took no part in training: .*chosen_by='shard'"):
-        clustering().evaluate(shards([*IDS[:5], "stranger"]), "train")
 
 
 def test_a_client_that_never_answered_is_left_out():
@@ -170,17 +156,6 @@ def test_equal_numbers_in_another_population_are_no_identity():
     assert found.evaluate(others, "train").per_client["cluster"].tolist() == found.assignment[:3].tolist()
 
 
-def test_a_client_that_does_not_answer_is_assigned_to_no_cluster():
-    half = ct.Simulation(shards(seed=1), drop=0.5)
-    assigned = clustering().assign(half)
-    assert 0 < (assigned == -1).sum() < 6
-
-
-def test_chosen_by_must_be_known():
-    with pytest.raises(SettingError, match="chosen_by must be 'train' or 'shard', not 'truth'"):
-        clustering().evaluate(shards(), "truth")
-
-
 def test_clients_of_another_shape_are_refused():
     other = shards(dim=D + 1)
     for call in (clustering().assign, clustering().evaluate):
@@ -196,6 +171,7 @@ def test_only_clients_that_answer_are_counted():
     each = loss_table(shards(seed=1))[answered, ASSIGNMENT[answered]]
     assert evaluation.loss == pytest.approx(each.mean(), rel=1e-4)
     assert evaluation.per_cluster["clients"].sum() == len(answered)
+    assert 0 < (clustering().assign(half) == -1).sum() < 6  # the others are assigned to no cluster
 
 
 def test_accuracy_is_a_mean_over_clients():
@@ -265,12 +241,6 @@ def test_losses_and_the_kept_restart_are_optional_and_kept(tmp_path):
     assert loaded.history[0].loss == 1.0 and loaded.ids.dtype.kind == "i"
 
 
-def test_a_clustering_of_another_time_is_replaced(tmp_path):
-    clustering(seed=1, losses=np.ones((6, 4))).save(tmp_path)
-    clustering(seed=2).save(tmp_path)
-    assert_same(ct.load(tmp_path), clustering(seed=2))
-
-
 def own_loss(outputs, y):
     return jnp.abs(outputs - y)
 
@@ -321,20 +291,27 @@ def test_a_folder_without_a_clustering_is_named(tmp_path):
             ct.load(folder)
 
 
-@pytest.mark.parametrize("name", ["clustering.json", "models.safetensors", "rounds.jsonl"])
-def test_a_file_cut_short_is_damage(tmp_path, name):
+DAMAGES = {
+    "clustering.json": ["cut short", "[]", "3", '{"spec": []}', '{"spec": {"x": 1}}'],
+    "models.safetensors": ["cut short", "missing"],
+    "rounds.jsonl": ["cut short", "missing"],
+}
+
+
+@pytest.mark.parametrize("name, damage", [(name, damage) for name in DAMAGES for damage in DAMAGES[name]])
+def test_a_file_that_is_missing_cut_short_or_of_something_else_is_damage(tmp_path, name, damage):
     clustering().save(tmp_path)
     path = tmp_path / name
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RunFolderError, match=r"cannot be read|is damaged"):
-        ct.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["models.safetensors", "rounds.jsonl"])
-def test_a_missing_file_is_damage(tmp_path, name):
-    clustering().save(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(RunFolderError, match=name):
+    sentence = "is damaged"
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-20])
+        sentence = r"cannot be read|is damaged"
+    elif damage == "missing":
+        path.unlink()
+        sentence = name
+    else:
+        path.write_text(damage)
+    with pytest.raises(RunFolderError, match=sentence):
         ct.load(tmp_path)
 
 
@@ -350,14 +327,6 @@ def test_a_missing_entry_is_damage_that_names_it(tmp_path, key):
         ct.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '{"spec": []}', '{"spec": {"x": 1}}'])
-def test_json_of_something_else_is_damage(tmp_path, content):
-    clustering().save(tmp_path)
-    (tmp_path / "clustering.json").write_text(content)
-    with pytest.raises(RunFolderError, match="is damaged"):
-        ct.load(tmp_path)
-
-
 @pytest.mark.parametrize("arrays", [{}, {"models.layers.0.weight": np.float32(1)}])
 def test_arrays_that_are_no_models_are_damage(tmp_path, arrays):
     clustering().save(tmp_path)
@@ -367,7 +336,7 @@ def test_arrays_that_are_no_models_are_damage(tmp_path, arrays):
 
 
 def test_a_full_disk_leaves_the_earlier_clustering(tmp_path, monkeypatch):
-    clustering(seed=1).save(tmp_path)
+    clustering(seed=1, losses=np.ones((6, 4))).save(tmp_path)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -376,24 +345,24 @@ def test_a_full_disk_leaves_the_earlier_clustering(tmp_path, monkeypatch):
         patched.setattr(os, "fsync", full)
         with pytest.raises(StorageError, match="No space left on device"):
             clustering(seed=2).save(tmp_path)
-    assert_same(ct.load(tmp_path), clustering(seed=1))
+    assert_same(ct.load(tmp_path), clustering(seed=1, losses=np.ones((6, 4))))
+    clustering(seed=2).save(tmp_path)  # and then it is replaced
+    assert_same(ct.load(tmp_path), clustering(seed=2))
 
 
 def test_personal_models_and_shares_are_kept_and_evaluated(tmp_path):
-    data = ct.data.mixed_regression(k=2, clients=6, examples=8, dim=3, seed=0)
-    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=3))
-    found = ct.FedSoft(k=2, rounds=2).fit(data.train, learner, seed=0)
-    assert found.shares.shape == (6, 2) and stacked.count(found.personal) == 6
+    rng = np.random.default_rng(3)
+    own, shares = rng.standard_normal((6, D)).astype(np.float32), rng.random((6, K)).astype(np.float32)
+    found = clustering(personal=stacked.from_matrix(own, LEARNER.shapes(SPEC)), shares=shares)
     found.save(tmp_path)
     loaded = ct.load(tmp_path)
-    np.testing.assert_array_equal(loaded.shares, found.shares)
-    own = np.asarray(stacked.to_matrix(found.personal))
+    np.testing.assert_array_equal(loaded.shares, shares)
     np.testing.assert_array_equal(stacked.to_matrix(loaded.personal), own)
     # whatever the order of the clients, each is served by its own
-    some = data.test[[4, 1]]
-    served = loaded.evaluate(some, personal=True)
+    some = shards(seed=1)[[4, 1]]
+    served = loaded.evaluate(some, "train", personal=True)
     assert served.per_client["loss"].tolist() == pytest.approx(
         [np.mean((y - x @ own[i]) ** 2) for i, (x, y) in zip((4, 1), some, strict=True)], rel=1e-4
     )
     with pytest.raises(SettingError, match="global trains no personal models"):
-        ct.Global(rounds=1).fit(data.train, learner, seed=0).evaluate(data.test, personal=True)
+        clustering(algorithm={"name": "global"}).evaluate(some, "train", personal=True)

@@ -37,13 +37,9 @@ def assert_same_images_through_every_view(data, undos):
         assert len(set(train)) == len(train) == 1438  # every training image exactly once
         assert len(set(test)) == len(test) and len(set(unseen)) == len(unseen)
         assert not set(train) & set(test) and not set(train) & set(unseen) and not set(test) & set(unseen)
-        assert len(train) + len(test) + len(unseen) == len(IMAGES)
+        assert len(train) + len(test) + len(unseen) == len(INDEX) == len(IMAGES)  # all are different
         trained.append(set(train))
     assert all(images == trained[0] for images in trained)
-
-
-def test_the_images_are_all_different():
-    assert len(INDEX) == len(IMAGES) == 1797
 
 
 def test_each_cluster_sees_every_training_image_once_at_its_angle():
@@ -91,12 +87,9 @@ def test_shape_ids_and_classes():
     assert data.unseen.ids[0] == "unseen-0"
     assert all(x.min() >= 0 and x.max() <= 1 for x, _ in data.train)
     assert data.name == "rotated digits" and data.models is None
-
-
-def test_unseen_clients_can_be_left_out():
-    data = inverted_digits(clients=4, unseen=0)
-    assert data.unseen is None and data.unseen_truth is None
-    assert data.test.sizes.sum() == 2 * 359
+    alone = inverted_digits(clients=4, unseen=0)
+    assert alone.unseen is None and alone.unseen_truth is None
+    assert alone.test.sizes.sum() == 2 * 359
 
 
 def test_the_seed_decides_who_holds_what():
@@ -107,21 +100,17 @@ def test_the_seed_decides_who_holds_what():
     assert not np.array_equal(first(3), first(4))
 
 
-def test_a_rotation_between_quarters_is_refused():
-    with pytest.raises(SettingError, match="rotation 45 is not a multiple of 90 degrees"):
-        rotated_digits(rotations=(0, 45))
-
-
 @pytest.mark.parametrize(
     "options, sentence",
     [
+        ({"rotations": (0, 45)}, "rotation 45 is not a multiple of 90 degrees"),
         ({"clients": 3}, "3 clients cannot fill 4 clusters"),
         ({"unseen": 3}, "3 clients cannot fill 4 clusters"),
         ({"rotations": ()}, "cannot fill 0 clusters"),
         ({"clients": 4 * 1500}, "cannot split 1438 examples over 1500 clients"),
     ],
 )
-def test_impossible_numbers_of_clients_are_refused(options, sentence):
+def test_impossible_settings_are_refused(options, sentence):
     with pytest.raises(SettingError, match=sentence):
         rotated_digits(**options)
 

@@ -103,6 +103,7 @@ def test_over_flower_it_is_the_same(folder, from_file):
     assert sorted(found.ids) == sorted(from_file.ids)
 
 
+@pytest.mark.slow
 def test_an_experiment_of_ones_own_is_reproduced(folder):
     result = papers.reproduce("gain.FIGURE", scale="smoke", out=folder / "gain")
     assert result["findings"][0]["agrees"] and (folder / "gain" / "figure.png").exists()

@@ -12,7 +12,6 @@ from sklearn.metrics import adjusted_rand_score
 
 from coterie.errors import DataError
 from coterie.evaluate import metrics
-from coterie.evaluate.matching import bottleneck, contingency
 
 
 def labels(low, high):
@@ -36,6 +35,7 @@ def fewest_wrong(found, truth, k=4):
 @example((np.array([-1, -1]), np.array([0, 1])))
 @example((np.array([0, 1, 2, 3]), np.array([0, 0, 0, 0])))
 @example((np.array([0, 0, 0, 0]), np.array([0, 1, 2, 3])))
+@example((np.array([0, 0, -1, 1]), np.array([1, 1, 0, 0])))  # without a cluster is wrong
 @settings(max_examples=150, deadline=None)
 def test_misclustering_is_the_best_over_all_namings(pair):
     found, truth = pair
@@ -50,10 +50,6 @@ def test_names_of_clusters_do_not_matter(pair, names):
     assert metrics.misclustering(renamed, truth) == metrics.misclustering(found, truth)
     assert metrics.adjusted_rand(renamed, truth) == pytest.approx(metrics.adjusted_rand(found, truth))
     assert metrics.misclustering(renamed, found) == 0
-
-
-def test_a_client_without_a_cluster_is_wrong():
-    assert metrics.misclustering([0, 0, -1, 1], [1, 1, 0, 0]) == 0.25
 
 
 def impurities(found, truth):
@@ -88,17 +84,6 @@ def test_impurity_does_not_depend_on_names_and_is_nothing_for_pieces_of_true_clu
     assert metrics.impurity(pieces, truth) == 0
 
 
-@given(labels(0, 4))
-@settings(max_examples=100, deadline=None)
-def test_where_every_cluster_has_a_label_impurity_is_at_most_misclustering(pair):
-    found, truth = pair
-    majority = all((2 * np.bincount(truth[found == c])).max() > (found == c).sum() for c in set(found))
-    if majority:
-        assert metrics.impurity(found, truth) <= metrics.misclustering(found, truth) + 1e-12
-    else:
-        assert metrics.impurity(found, truth) >= 1 / len(found)
-
-
 def test_impurity_of_figure_2():
     """Two clusters of one kind, and one of another with one client of the first in it."""
     assert metrics.impurity([0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 0]) == pytest.approx(1 / 9)
@@ -113,15 +98,6 @@ def test_adjusted_rand_is_symmetric_and_one_for_the_same_partition(pair):
     assert metrics.adjusted_rand(found, truth) == pytest.approx(metrics.adjusted_rand(truth, found))
     assert metrics.adjusted_rand(found, truth) == pytest.approx(adjusted_rand_score(truth, found))
     assert -1 <= metrics.adjusted_rand(found, truth) <= 1
-
-
-def test_adjusted_rand_of_unrelated_partitions_is_about_zero():
-    rng = np.random.default_rng(0)
-    assert abs(metrics.adjusted_rand(rng.integers(0, 3, 3000), rng.integers(0, 3, 3000))) < 0.01
-
-
-def test_a_contingency_table_counts_clients():
-    assert contingency([0, 2, 2, -1, 2], [1, 0, 0, 1, 1]).tolist() == [[0, 1], [0, 0], [2, 1]]
 
 
 @pytest.mark.parametrize("metric", [metrics.misclustering, metrics.impurity, metrics.adjusted_rand])
@@ -148,12 +124,6 @@ def smallest_largest(cost):
     return min(max(cost[j, p[j]] for j in range(k)) for p in permutations(range(k)))
 
 
-@given(st.integers(1, 5).flatmap(lambda k: arrays(float, (k, k), elements=st.integers(0, 9))))
-@settings(max_examples=150, deadline=None)
-def test_the_bottleneck_is_the_smallest_largest_cost(cost):
-    assert bottleneck(cost) == smallest_largest(cost)
-
-
 @given(st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_parameter_distance_is_the_smallest_largest_distance(seed):
@@ -161,12 +131,6 @@ def test_parameter_distance_is_the_smallest_largest_distance(seed):
     found, true = rng.standard_normal((2, 4, 3))
     cost = np.array([[np.sqrt(((a - b) ** 2).sum()) for b in true] for a in found])
     assert metrics.parameter_distance(found, true) == pytest.approx(smallest_largest(cost), rel=1e-5)
-
-
-def test_parameter_distance_does_not_depend_on_names():
-    models = np.random.default_rng(0).standard_normal((4, 3))
-    assert metrics.parameter_distance(models[[2, 0, 3, 1]], models) == 0
-    assert metrics.parameter_distance(models[[2, 0, 3, 1]] + [3, 0, 4], models) == pytest.approx(5, rel=1e-5)
 
 
 def test_the_largest_distance_counts_not_the_sum():

@@ -24,27 +24,25 @@ def devices(*lines, environment=None):
     return int(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "before, environment, expected",
-    [
-        ("pass", None, CORES),
-        ("jax.config.update('jax_num_cpu_devices', 5)", None, 5),
-        ("pass", {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
-        ("jax.devices()", None, 1),
-    ],
-    ids=["by default", "set", "forced", "JAX has started"],
-)
-def test_number_of_cpu_devices(before, environment, expected):
-    assert devices(before, LEARN_FIRST, SIMULATE, environment=environment) == expected
+ANOTHER = pytest.mark.slow  # process that starts JAX
 
 
 @pytest.mark.parametrize(
-    "line, expected",
+    "lines, environment, expected",
     [
-        (LEARN_FIRST, 1),
-        ("from coterie.federation.devices import use_every_core; use_every_core()", CORES),
+        pytest.param([LEARN_FIRST, SIMULATE], None, CORES, id="by default"),
+        pytest.param(["jax.config.update('jax_num_cpu_devices', 5)", SIMULATE], None, 5, id="set"),
+        pytest.param(
+            [SIMULATE],
+            {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
+            3,
+            id="forced",
+            marks=ANOTHER,
+        ),
+        pytest.param(["jax.devices()", SIMULATE], None, 1, id="JAX has started", marks=ANOTHER),
+        pytest.param([LEARN_FIRST], None, 1, id="without a simulation", marks=ANOTHER),
+        pytest.param(["ct.use_every_core()"], None, CORES, id="asked for", marks=ANOTHER),
     ],
-    ids=["without a simulation", "asked for"],
 )
-def test_jax_is_left_alone_until_clients_are_simulated_or_it_is_asked_for(line, expected):
-    assert devices(line) == expected
+def test_number_of_cpu_devices(lines, environment, expected):
+    assert devices(*lines, environment=environment) == expected

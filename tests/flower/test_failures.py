@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from support.exchanges import started
 from support.in_process import InProcessGrid, apps_of
 from support.observers import Between
@@ -118,9 +118,9 @@ def spoiled(value, where=0):
 
 NOT_FINITE = "NaN or infinity in its reply"
 UNREADABLE = "its reply cannot be read"
+# a representative of each check; test_wire.py has every way in which bytes, shapes and types can be wrong
 TWISTS = {
     "raises": (raising, "error at the client: RuntimeError: out of memory"),
-    "refuses": (lambda content: wire.refusal_records("the disk is full."), "the disk is full."),
     "refuses at length": (
         lambda content: wire.refusal_records("the disk is full.\nTraceback:\n..."),
         "the disk is full.",
@@ -129,34 +129,15 @@ TWISTS = {
         replying(value=lambda a: a[..., :2]),
         f"'{WEIGHT}' of its reply has shape (1, 1, 2), not (1, 1, 3)",
     ),
-    "sends a matrix turned round": (
-        replying(value=lambda a: a.swapaxes(1, 2)),
-        f"'{WEIGHT}' of its reply has shape (1, 3, 1), not (1, 1, 3)",
-    ),
-    "sends too many starts": (
-        replying(cluster=lambda a: np.repeat(a, 2)),
-        "'cluster' of its reply has shape (2,), not (1,)",
-    ),
     "leaves something out": (replying(cluster=None), "its reply lacks 'cluster'"),
     "has a say in what it counts": (
         replying(weight=lambda a: np.ones(1, np.float32)),
         "its reply has an unexpected 'weight'",
     ),
-    "sends something more": (replying(x=lambda a: np.ones(2)), "its reply has an unexpected 'x'"),
     "sends text": (replying(value=lambda a: np.full(a.shape, "1.0")), UNREADABLE),
-    "sends complex numbers": (replying(value=lambda a: a.astype(complex)), UNREADABLE),
-    "sends a cluster and a half": (
-        replying(cluster=lambda a: a + 0.5),
-        "'cluster' of its reply is float64, not int32",
-    ),
     "sends NaN": (replying(value=spoiled(np.nan)), NOT_FINITE),
-    "sends infinity": (replying(value=spoiled(-np.inf, 2)), NOT_FINITE),
     "sends what becomes infinite": (replying(value=lambda a: a.astype(float) + 1e300), NOT_FINITE),
     "sends a loss of NaN": (replying(loss=spoiled(np.nan)), NOT_FINITE),
-    "sends a huge model": (
-        replying(value=lambda a: np.full_like(a, 3e30)),
-        "norm 5.2e+30 of its reply is above 1000",
-    ),
     "sends a model a bit too large": (
         replying(value=lambda a: np.full_like(a, 600)),
         "norm 1.04e+03 of its reply is above 1000",
@@ -170,15 +151,7 @@ TWISTS = {
         "it names a cluster -1 that does not exist",
     ),
     "sends nothing": (lambda content: RecordDict(), UNREADABLE),
-    "sends words": (lambda content: RecordDict({"reply": ConfigRecord({"a": "b"})}), UNREADABLE),
-    "introduces itself again": (
-        lambda content: wire.Introduction("0", DATA.train.spec).records(),
-        UNREADABLE,
-    ),
     "sends half an array": (of_bytes(b"\x93NUMPY\x01\x00"), UNREADABLE),
-    "sends an array of no bytes": (of_bytes(b""), UNREADABLE),
-    "sends a pickle": (of_bytes(b"\x80\x04\x95."), UNREADABLE),
-    "sends an archive": (of_bytes(b"PK\x03\x04"), UNREADABLE),
 }
 
 
@@ -205,7 +178,7 @@ def test_a_client_that_answers_wrongly_is_left_out_of_that_round_only(way):
 
 @pytest.mark.parametrize(
     "weight, reason",
-    [(np.nan, NOT_FINITE), (np.inf, NOT_FINITE), (-1.0, "its weight -1 is not a number of examples")],
+    [(np.nan, NOT_FINITE), (-1.0, "its weight -1 is not a number of examples")],
 )
 def test_a_client_that_counts_for_an_impossible_number_of_examples_is_left_out(weight, reason):
     grid = grid_of()
@@ -223,8 +196,8 @@ def test_a_client_that_counts_for_an_impossible_number_of_examples_is_left_out(w
     [
         ({"online": False}, "not connected", {}),
         ({"unheard": True}, "the SuperLink did not take the message", {}),
-        ({"silent": True}, "no answer within 0.4 s", {"deadline": 0.4}),
-        ({"late": 0.6}, "no answer within 0.4 s", {"deadline": 0.4}),
+        ({"silent": True}, "no answer within 0.25 s", {"deadline": 0.25}),
+        ({"late": 0.4}, "no answer within 0.25 s", {"deadline": 0.25}),
     ],
 )
 def test_a_client_that_does_not_answer_in_time_is_left_out_of_that_round_only(fault, reason, settings):
@@ -234,14 +207,14 @@ def test_a_client_that_does_not_answer_in_time_is_left_out_of_that_round_only(fa
 
     def mends():
         node.__dict__.update(usual)
-        time.sleep(0.5 if settings else 0)  # by now its late answer is there, or no longer to come
+        time.sleep(0.3 if settings else 0)  # by now its late answer is there, or no longer to come
 
     found = fit(grid, {1: lambda: node.__dict__.update(fault), 2: mends}, **settings)
     left_out(found, reason)
     agrees(found, [ALL, BUT_TWO, ALL])
 
 
-@pytest.mark.parametrize("late, pause", [(1.7, 0.75), (60.0, 1.1)])
+@pytest.mark.parametrize("late, pause", [(1.0, 0.45), (60.0, 0.65)])
 def test_a_client_that_is_still_at_an_earlier_ask_is_not_asked_on_top(late, pause):
     grid = grid_of()
     node = grid.nodes[3]
@@ -250,9 +223,9 @@ def test_a_client_that_is_still_at_an_earlier_ask_is_not_asked_on_top(late, paus
         2: lambda: setattr(node, "late", 0.0),
         3: lambda: time.sleep(pause),  # its answer has come, or the message has expired: it is asked again
     }
-    found = fit(grid, happen, ct.IFCA(k=2, rounds=4, init=START), deadline=1.0)
+    found = fit(grid, happen, ct.IFCA(k=2, rounds=4, init=START), deadline=0.6)
     missing = [r.missing for r in found.history]
-    assert missing == [{}, {"no answer within 1 s": ("2",)}, {"still at an earlier ask": ("2",)}, {}]
+    assert missing == [{}, {"no answer within 0.6 s": ("2",)}, {"still at an earlier ask": ("2",)}, {}]
     agrees(found, [ALL, BUT_TWO, BUT_TWO, ALL])
     asked = [3 in nodes for kind, nodes in grid.exchanges if kind == wire.ASK]
     assert asked == [True, True, False, True, True]
@@ -276,7 +249,7 @@ def test_a_client_that_goes_down_during_a_round_holds_nobody_up():
     agrees(found, [ALL, BUT_TWO, ALL])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_client_that_reports_nonsense_at_the_end_spoils_nothing(value):
     # the last exchange asks for losses alone: they choose the start and the final assignment
     grid = grid_of()
@@ -292,7 +265,7 @@ def test_a_client_that_reports_nonsense_at_the_end_spoils_nothing(value):
 
 @pytest.mark.parametrize("restart", [0, 1])
 def test_nonsense_about_one_start_at_the_end_does_not_decide_which_is_kept(restart):
-    algorithm = ct.IFCA(k=2, rounds=2, n_init=2)
+    algorithm = ct.IFCA(k=2, rounds=3, n_init=2)
     best = fit(grid_of(), algorithm=algorithm, seed=7).history.restart
     grid = grid_of()
 
@@ -301,28 +274,19 @@ def test_nonsense_about_one_start_at_the_end_does_not_decide_which_is_kept(resta
             **{"report/losses": lambda a: np.where(np.arange(2)[:, None] == restart, np.nan, a)}
         )
 
-    found = fit(grid, {2: spoils}, algorithm, seed=7)
+    found = fit(grid, {3: spoils}, algorithm, seed=7)
     assert found.history.restart == best
 
 
-@pytest.fixture(scope="module")
-def missed_the_last():
-    """A run whose last exchange client 2 missed."""
+def test_a_client_that_misses_the_last_exchange_keeps_its_cluster_and_its_losses_are_unknown():
     grid = grid_of()
-    return fit(grid, {3: lambda: setattr(grid.nodes[3], "online", False)})
-
-
-def test_a_client_that_misses_the_last_exchange_keeps_the_cluster_it_had(missed_the_last):
+    found = fit(grid, {3: lambda: setattr(grid.nodes[3], "online", False)})
     thetas, last, _ = ifca(CLIENTS, START, LR, STEPS, [ALL] * 3)
     expected = chosen(thetas)
-    assert missed_the_last.assignment.tolist() == [last[i] if i == 2 else expected[i] for i in ALL]
-
-
-def test_losses_of_a_client_that_did_not_tell_them_are_not_zero_but_unknown(missed_the_last):
-    thetas, _, _ = ifca(CLIENTS, START, LR, STEPS, [ALL] * 3)
+    assert found.assignment.tolist() == [last[i] if i == 2 else expected[i] for i in ALL]
     told = [[loss(theta, *CLIENTS[i]) for theta in thetas] for i in BUT_TWO]
-    np.testing.assert_allclose(missed_the_last.losses[BUT_TWO], told, rtol=1e-4, atol=1e-6)
-    assert np.isnan(missed_the_last.losses[2]).all()
+    np.testing.assert_allclose(found.losses[BUT_TWO], told, rtol=1e-4, atol=1e-6)
+    assert np.isnan(found.losses[2]).all()  # not zero
 
 
 def test_a_client_that_never_answers_has_no_cluster():
@@ -357,16 +321,6 @@ def test_no_claim_of_examples_makes_sums_overflow():
     assert np.isfinite(matrix(found.models)).all()
     assert np.abs(matrix(found.models)).max() > 0
     assert np.isfinite([r.loss for r in found.history]).all()
-
-
-@pytest.mark.parametrize("claim", [1000.0, 3e38])
-def test_a_client_counts_once_or_not_at_all_whatever_it_claims(claim):
-    grid = grid_of()
-    grid.nodes[3].twist = replying(weight=lambda a: np.full_like(a, claim))
-    found = fit(grid)
-    possible = [ifca(CLIENTS, START, LR, STEPS, [members] * 3)[0] for members in (ALL, BUT_TWO)]
-    away = [np.abs(matrix(found.models) - thetas).max() for thetas in possible]
-    assert min(away) < 1e-5
 
 
 def test_training_that_diverges_is_called_that():
@@ -411,10 +365,9 @@ def test_a_fault_in_one_start_leaves_a_client_out_of_that_start_only():
 
 
 def test_a_fault_in_every_start_leaves_a_client_out():
-    algorithm = ct.IFCA(k=2, rounds=1, n_init=2)
     grid = grid_of()
     grid.nodes[3].twist = replying(value=lambda a: a * np.nan)
-    found = fit(grid, algorithm=algorithm)
+    found = fit(grid, algorithm=ct.IFCA(k=2, rounds=3, n_init=2))
     assert found.history[0].answered == 4
     assert found.history[0].missing == {NOT_FINITE: ("2",)}
 
@@ -461,7 +414,7 @@ def test_a_client_that_never_trains_does_not_stop_the_others(way):
         grid.nodes[3].twist = replying(value=spoiled(np.nan))
 
     grid.before_push = lambda kind: kind == wire.ASK and fails()
-    found = fit(grid, {}, LOCAL, wait=0.5, min_replies=0.5)
+    found = fit(grid, {}, LOCAL, wait=0.2, min_replies=0.5)
     np.testing.assert_allclose(matrix(found.models), local_models(FIRST, 2, BUT_TWO), rtol=1e-5, atol=1e-6)
     assert found.assignment.tolist() == [0, 1, -1, 3, 4]  # it has no model of its own
     reason = "not connected" if way == "is down" else NOT_FINITE
@@ -531,8 +484,8 @@ def test_too_few_connected_are_waited_for_and_then_named():
         leave.at = time.monotonic()
 
     with pytest.raises(FederationError) as raised:
-        fit(grid, {1: leave}, wait=0.6)
-    assert 0.6 < time.monotonic() - leave.at < 15
+        fit(grid, {1: leave}, wait=0.3)
+    assert 0.3 < time.monotonic() - leave.at < 15
     for name in "034":
         assert f"{name}: not connected" in str(raised.value)
     assert "1:" not in str(raised.value) and "3 are needed" in str(raised.value)
@@ -551,7 +504,7 @@ def test_those_who_come_back_while_they_are_waited_for_take_part():
     ids = grid.get_node_ids
 
     def connected():
-        if began and time.monotonic() - began[0] > 0.5:
+        if began and time.monotonic() - began[0] > 0.2:
             for node in grid.nodes.values():
                 node.online = True
         return ids()
@@ -566,10 +519,10 @@ def test_too_few_clients_to_begin_with_are_an_error_after_the_wait():
         grid.nodes[node].online = False
     began = time.monotonic()
     with pytest.raises(FederationError) as raised:
-        fit(grid, min_clients=4, wait=0.5)
-    assert 0.5 < time.monotonic() - began < 15
+        fit(grid, min_clients=4, wait=0.2)
+    assert 0.2 < time.monotonic() - began < 15
     sentence = str(raised.value)
-    assert "only 3 of the 4 clients needed to begin were there after 0.5 s" in sentence
+    assert "only 3 of the 4 clients needed to begin were there after 0.2 s" in sentence
     assert sentence.endswith(".") and "\n" not in sentence
     assert grid.asks() == 0
 
@@ -577,28 +530,8 @@ def test_too_few_clients_to_begin_with_are_an_error_after_the_wait():
 def test_enough_clients_begin_without_one_that_never_introduces_itself():
     grid = grid_of()
     grid.nodes[3].silent = True
-    found = fit(grid, min_clients=4, wait=1.0)
+    found = fit(grid, min_clients=4, wait=0.3)
     assert found.ids.tolist() == ["0", "1", "3", "4"]
-
-
-def test_the_deadline_is_kept():
-    grid = grid_of()
-    here = federation(grid, deadline=1.0)
-    assert losses(here).answered.all()
-    grid.nodes[3].silent = True
-    began = time.monotonic()
-    answers = losses(here)
-    assert 1.0 < time.monotonic() - began < 10
-    assert dict(answers.failures) == {2: "no answer within 1 s"}
-
-
-def test_nobody_is_waited_for_once_all_have_answered():
-    grid = grid_of()
-    here = federation(grid, deadline=300)
-    losses(here)
-    began = time.monotonic()
-    losses(here)
-    assert time.monotonic() - began < 30
 
 
 # -- as they arrive ---------------------------------------------------------------------------------------
@@ -625,7 +558,7 @@ def test_replies_are_reduced_as_they_arrive(monkeypatch):
 
     monkeypatch.setattr(grid, "pull_messages", pulled)
     monkeypatch.setattr(replies.Replies, "add", added)
-    grid.nodes[1].late, grid.nodes[4].late = 1.0, 0.5
+    grid.nodes[1].late, grid.nodes[4].late = 0.8, 0.4
     found = ct.IFCA(k=2, rounds=1, init=START).fit(here, LEARNER)
     first = events[:10]
     assert first[-4:] == [("came", 4), ("added", 4), ("came", 1), ("added", 1)]
@@ -661,7 +594,7 @@ def uninterrupted(tmp_path_factory):
     return run(grid_of(), tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize("done", [1, 3])
 def test_a_run_that_stopped_for_want_of_clients_can_be_resumed_and_ends_the_same(
     done, uninterrupted, tmp_path
 ):

@@ -6,6 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 from support.in_process import InProcessGrid
 
+from coterie.data.shards import Spec
 from coterie.errors import ConfigError, CoterieError, DataError, FederationError
 from coterie.flower import FlowerFederation, client_for
 from coterie.flower.node import own_data
@@ -63,6 +64,7 @@ def test_a_node_holds_what_is_in_its_file(name, files):
     x, y = own.train.client(0)
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, Y)
+    assert own.train.spec == Spec((3,), "float32", (), "float32")  # whatever the kind of file
 
 
 def test_a_node_may_hold_out_examples_in_another_file(files):
@@ -89,36 +91,42 @@ def test_the_number_of_classes_is_the_experiments(files):
     assert own.train.spec.classes == own.test.spec.classes == 10
     fewer = Experiment.read({"data": {"name": "nodes", "classes": 2}})
     assert "label 2 is outside the classes 0 to 1" in sentence(config, fewer, DataError)
+    real = {"client-id": "h", "data": str(files / "good.csv")}
+    assert "classes=2 is given but the targets are float32" in sentence(real, fewer, DataError)
 
 
-def test_classes_of_real_targets_are_refused(files):
-    config = {"client-id": "h", "data": str(files / "good.csv")}
-    message = sentence(config, Experiment.read({"data": {"name": "nodes", "classes": 3}}), DataError)
-    assert "classes=3 is given but the targets are float32" in message
-
-
-def test_a_number_may_be_a_name(files):
-    assert own_data({"client-id": 7, "data": str(files / "good.csv")}, FILES).id == "7"
+WHICH_FILE = "does not say what data it holds"
+NO_CLIENT = "--node-config 'partition-id=0'"
 
 
 @pytest.mark.parametrize(
-    "config, what",
+    "experiment, config, words",
     [
-        ({"data": "a.csv"}, "does not say whose data it holds"),
-        ({"client-id": "h"}, "does not say what data it holds"),
-        ({}, "does not say what data it holds"),
-        ({"partition-id": 0}, "does not say what data it holds"),
+        (
+            FILES,
+            {"data": "a.csv"},
+            ("does not say whose data it holds", "--node-config", "client-id=", "data="),
+        ),
+        (FILES, {"client-id": "h"}, (WHICH_FILE, "--node-config", "client-id=", "data=")),
+        (FILES, {}, (WHICH_FILE,)),
+        (FILES, {"partition-id": 0}, (WHICH_FILE,)),
+        (
+            EXPERIMENT,
+            {"client-id": "h", "data": "a.csv", "partition-id": 1},
+            ("the experiment is about mixed-regression", 'name = "nodes"'),
+        ),
+        (EXPERIMENT, {}, (NO_CLIENT,)),
+        (EXPERIMENT, {"client-id": "a"}, (NO_CLIENT,)),
+        (EXPERIMENT, {"partition_id": 1}, (NO_CLIENT,)),
+        *(
+            (EXPERIMENT, {"partition-id": i}, (f"partition-id={i}", "4 clients", "give a number from 0 to 3"))
+            for i in (-1, 4, "1", 1.0)
+        ),
     ],
 )
-def test_a_node_with_a_file_says_which_and_whose(config, what):
-    message = sentence(config, FILES, ConfigError)
-    assert what in message and "--node-config" in message and "client-id=" in message and "data=" in message
-
-
-def test_a_file_where_the_experiment_is_about_something_else_is_refused(files):
-    config = {"client-id": "h", "data": str(files / "good.csv"), "partition-id": 1}
-    message = sentence(config, EXPERIMENT, ConfigError)
-    assert "the experiment is about mixed-regression" in message and 'name = "nodes"' in message
+def test_a_node_that_does_not_say_what_it_holds_is_told_what_to_say(experiment, config, words):
+    message = sentence(config, experiment, ConfigError)
+    assert all(word in message for word in words)
 
 
 def test_data_that_is_with_the_nodes_cannot_be_simulated():
@@ -150,33 +158,6 @@ def test_a_file_that_cannot_be_used_is_named(kind, files):
     assert what in sentence(config, FILES, DataError)
 
 
-@pytest.mark.parametrize("kind", BAD_FILES)
-def test_the_sentence_reaches_the_server(kind, files):
-    config, what = bad(kind, files)
-    good = {"client-id": "good", "data": str(files / "good.csv")}
-    with pytest.raises(FederationError) as raised:
-        ids(grid_of(files, FILES, [good, config]))
-    message = str(raised.value)
-    assert "only 1 of the 2 clients" in message and what in message
-    assert message.endswith(".") and "\n" not in message
-    assert ids(grid_of(files, FILES, [good, config]), min_clients=1) == ["good"]
-
-
-def test_labels_where_others_have_real_targets_are_told_of(files):
-    configs = [
-        {"client-id": name, "data": str(files / file)}
-        for name, file in (("one", "good.csv"), ("two", "labels.csv"))
-    ]
-    with pytest.raises(FederationError, match=r"client 'two' has examples of .* with class labels"):
-        ids(grid_of(files, FILES, configs))
-
-
-def test_nodes_with_files_of_different_kinds_are_clients_of_one_federation(files):
-    names = ("good.csv", "good.parquet", "good.npz", "good.safetensors")
-    configs = [{"client-id": name, "data": str(files / name)} for name in names]
-    assert ids(grid_of(files, FILES, configs), min_clients=4) == sorted(names)
-
-
 # -- a client of the experiment's data set ----------------------------------------------------------------
 
 
@@ -184,6 +165,7 @@ def test_a_partition_is_that_client_of_the_data_set():
     data = EXPERIMENT.make_data()
     own = own_data({"partition-id": 2, "num-partitions": 4}, EXPERIMENT)
     assert own.id == "2"
+    assert own_data({"partition-id": 0, "client-id": 7}, EXPERIMENT).id == "7"  # or a name of its own
     for mine, theirs in ((own.train, data.train), (own.test, data.test)):
         np.testing.assert_array_equal(mine.client(0)[0], theirs.client(2)[0])
         np.testing.assert_array_equal(mine.client(0)[1], theirs.client(2)[1])
@@ -194,30 +176,18 @@ def test_partitions_agree_on_the_number_of_classes():
     assert len(specs) == 1 and specs.pop().classes == 10
 
 
-def test_a_partition_may_have_a_name_of_its_own():
-    own = own_data({"partition-id": 0, "client-id": "hospital"}, EXPERIMENT)
-    assert own.id == "hospital"
-
-
-@pytest.mark.parametrize("position", [-1, 4, 100, "1", 1.0])
-def test_a_partition_that_is_not_there_is_named(position):
-    message = sentence({"partition-id": position}, EXPERIMENT, ConfigError)
-    assert f"partition-id={position}" in message and "4 clients" in message
-    assert "give a number from 0 to 3" in message
-
-
-@pytest.mark.parametrize("config", [{}, {"client-id": "a"}, {"partition_id": 1}])
-def test_a_node_that_does_not_say_which_client_it_is_is_told_what_to_say(config):
-    message = sentence(config, EXPERIMENT, ConfigError)
-    assert "--node-config 'partition-id=0'" in message
-
-
-def test_what_is_wrong_with_the_configuration_of_nodes_reaches_the_server(tmp_path):
+def test_what_is_wrong_with_nodes_reaches_the_server(tmp_path, files):
     configs = [{}, {"partition-id": 9}, {"data": "a.csv"}, {"partition-id": 1}]
     with pytest.raises(FederationError) as raised:
         ids(grid_of(tmp_path, EXPERIMENT, configs), min_clients=4)
     message = str(raised.value)
     assert "only 1 of the 4 clients" in message
+    good = {"client-id": "good", "data": str(files / "good.csv")}
+    config, what = bad("text", files)
+    grid = grid_of(files, FILES, [good, config])
+    with pytest.raises(FederationError, match=f"only 1 of the 2 clients.*{what}"):
+        ids(grid)
+    assert ids(grid, min_clients=1) == ["good"]
     for what in ("does not say which client", "partition-id=9 is not among", "has a file of its own"):
         assert what in message
     assert "\n" not in message

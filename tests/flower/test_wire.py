@@ -69,7 +69,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_a_tree_of_arrays_and_models_comes_back_as_it_was_sent(kind, data):
     model = MODELS[kind]
@@ -81,7 +81,7 @@ def test_a_tree_of_arrays_and_models_comes_back_as_it_was_sent(kind, data):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_nothing_of_a_tree_is_lost_on_the_way_to_a_client_without_jax(kind, data):
     model = MODELS[kind]
@@ -118,14 +118,6 @@ def test_arrays_are_named_by_where_they_are():
     assert set(wire.flatten(LINEAR, LINEAR)) == {"*:layers.0.weight"}
     assert set(wire.flatten({"each": BARE}, BARE)) == {"each"}
     assert wire.flatten(None, ONE) == wire.flatten({}, ONE) == {} and wire.unflatten({}, ONE) is None
-
-
-def test_a_client_without_jax_sees_nested_dicts_with_models_as_named_arrays():
-    seen = wire.nested(wire.flatten({"models": LINEAR, "report": {"loss": np.ones(2)}}, LINEAR))
-    assert set(seen) == {"models", "report"}
-    assert isinstance(seen["models"], wire.Named) and set(seen["models"]) == {"layers.0.weight"}
-    np.testing.assert_array_equal(seen["models"]["layers.0.weight"], LINEAR.layers[0].weight)
-    np.testing.assert_array_equal(seen["report"]["loss"], np.ones(2))
 
 
 def test_names_inside_a_model_may_be_anything():
@@ -168,26 +160,28 @@ BAD_TREES = {
 
 
 @pytest.mark.parametrize("kind", BAD_TREES)
-@pytest.mark.parametrize("model", ["mlp", "one bare array"])
-def test_what_does_not_travel_is_refused_in_a_sentence_that_says_where(kind, model):
+def test_what_does_not_travel_is_refused_in_a_sentence_that_says_where(kind):
+    with pytest.raises(SettingError):  # whatever the model
+        wire.flatten(BAD_TREES[kind], BARE)
     with pytest.raises(SettingError) as raised:
-        wire.flatten(BAD_TREES[kind], MODELS[model])
+        wire.flatten(BAD_TREES[kind], ONE)
     sentence = str(raised.value)
     assert "\n" not in sentence and sentence.endswith(".")
     assert "a" in sentence.split() or "[" in sentence  # the name of the place, or its path
     assert "does not travel" in sentence or "random key" in sentence or "must be arrays" in sentence
 
 
-@pytest.mark.parametrize("array", [jnp.ones(2, jnp.bfloat16), jax.random.key(0), "text"])
-def test_a_model_of_what_does_not_travel_is_refused(array):
-    model = {"w": array}
-    with pytest.raises(SettingError, match="models is "):
-        wire.flatten({"models": model}, model)
-
-
-def test_a_model_with_two_arrays_of_one_name_is_refused():
-    model = {"a.b": np.ones(2, np.float32), "a": {"b": np.zeros(2, np.float32)}}
-    with pytest.raises(SettingError, match=r"a\.b"):
+@pytest.mark.parametrize(
+    "model, sentence",
+    [
+        ({"w": jnp.ones(2, jnp.bfloat16)}, "models is "),
+        ({"w": jax.random.key(0)}, "models is "),
+        ({"w": "text"}, "models is "),
+        ({"a.b": np.ones(2, np.float32), "a": {"b": np.zeros(2, np.float32)}}, r"a\.b"),
+    ],
+)
+def test_a_model_of_what_does_not_travel_or_with_two_arrays_of_one_name_is_refused(model, sentence):
+    with pytest.raises(SettingError, match=sentence):
         wire.flatten({"models": model}, model)
 
 
@@ -306,7 +300,7 @@ def test_an_introduction_survives_serialisation(name, spec):
     assert wire.Introduction.read(carried_over(introduction.records())) == introduction
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(arrays=st.dictionaries(names, plain(), max_size=4))
 def test_a_reply_survives_serialisation(arrays):
     same(wire.read_reply(carried_over(wire.reply_records(arrays))), arrays)
@@ -329,16 +323,11 @@ def test_arrays_that_are_not_contiguous_travel_too():
     np.testing.assert_array_equal(read["a"], turned)
 
 
-def test_a_node_that_is_somebody_else_by_now_is_told_from_one_that_refuses():
+def test_a_refusal_is_read_as_its_sentence_and_told_from_that_of_somebody_else():
     for mistaken in (True, False):
-        with pytest.raises(wire.Unreadable, match="no") as raised:
-            wire.read_reply(carried_over(wire.refusal_records("no", mistaken=mistaken)))
+        with pytest.raises(wire.Unreadable, match=r"^the disk is full$") as raised:
+            wire.read_reply(carried_over(wire.refusal_records("the disk is full", mistaken=mistaken)))
         assert isinstance(raised.value, wire.Mistaken) == mistaken
-
-
-def test_a_refusal_is_read_as_its_sentence():
-    with pytest.raises(wire.Unreadable, match=r"^the disk is full$"):
-        wire.read_reply(carried_over(wire.refusal_records("the disk is full")))
     with pytest.raises(wire.Unreadable, match="no reason"):
         wire.read_reply(RecordDict({"refusal": ConfigRecord({})}))
 
@@ -375,23 +364,13 @@ def bad_array(kind):
 
 
 @pytest.mark.parametrize("kind", BYTES)
-def test_bytes_that_are_no_array_are_unreadable(kind):
+def test_bytes_that_are_no_array_are_unreadable_in_a_reply_and_in_an_ask(kind):
     with pytest.raises(wire.Unreadable, match="its reply cannot be read"):
         wire.read_reply(carried_over(RecordDict({"reply": bad_array(kind)})))
-
-
-@pytest.mark.parametrize("kind", BYTES)
-def test_an_ask_of_such_bytes_is_unreadable(kind):
     records = a_request().records()
     records["everybody"] = bad_array(kind)
     with pytest.raises(wire.Unreadable, match="the ask cannot be read"):
         wire.Request.read(carried_over(records))
-
-
-def test_an_array_of_another_kind_is_unreadable():
-    strange = ArrayRecord({"a": Array(dtype="float32", shape=(3,), stype="torch.Tensor", data=GOOD)})
-    with pytest.raises(wire.Unreadable, match="cannot be read"):
-        wire.read_reply(RecordDict({"reply": strange}))
 
 
 @pytest.mark.parametrize(
@@ -401,6 +380,9 @@ def test_an_array_of_another_kind_is_unreadable():
         RecordDict({"answer": ArrayRecord()}),
         RecordDict({"reply": ConfigRecord({"a": 1})}),
         RecordDict({"reply": MetricRecord({"a": 1.0})}),
+        RecordDict(
+            {"reply": ArrayRecord({"a": Array(dtype="float32", shape=(3,), stype="torch.Tensor", data=GOOD)})}
+        ),
         wire.Introduction("a", SPEC).records(),
     ],
 )
@@ -471,28 +453,21 @@ BAD_SPECS = {
     "classes of text": a_spec(classes="many"),
     "negative classes": a_spec(classes=-1),
 }
+BAD_INTRODUCTIONS = {
+    kind: RecordDict({"client": ConfigRecord({"id": "a", "spec": spec})}) for kind, spec in BAD_SPECS.items()
+} | {
+    "nothing": RecordDict(),
+    "no shape": RecordDict({"client": ConfigRecord({"id": "a"})}),
+    "no name": RecordDict({"client": ConfigRecord({"spec": a_spec()})}),
+    "arrays": RecordDict({"client": ArrayRecord()}),
+    "a reply": wire.reply_records({"a": np.ones(2)}),
+}
 
 
-@pytest.mark.parametrize("kind", BAD_SPECS)
-def test_an_introduction_with_no_shape_of_an_example_is_unreadable(kind):
-    records = RecordDict({"client": ConfigRecord({"id": "a", "spec": BAD_SPECS[kind]})})
+@pytest.mark.parametrize("kind", BAD_INTRODUCTIONS)
+def test_an_introduction_that_is_wrong_or_lacks_something_is_unreadable(kind):
     with pytest.raises(wire.Unreadable, match="its introduction cannot be read"):
-        wire.Introduction.read(carried_over(records))
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        RecordDict(),
-        RecordDict({"client": ConfigRecord({"id": "a"})}),
-        RecordDict({"client": ConfigRecord({"spec": a_spec()})}),
-        RecordDict({"client": ArrayRecord()}),
-        wire.reply_records({"a": np.ones(2)}),
-    ],
-)
-def test_an_introduction_that_lacks_something_is_unreadable(records):
-    with pytest.raises(wire.Unreadable, match="its introduction cannot be read"):
-        wire.Introduction.read(carried_over(records))
+        wire.Introduction.read(carried_over(BAD_INTRODUCTIONS[kind]))
 
 
 # -- what a reply must look like --------------------------------------------------------------------------
@@ -530,6 +505,7 @@ def test_a_reply_of_the_expected_shapes_is_taken_in_the_expected_types():
         ({"value:w": np.ones((3, 2))}, r"'value:w' of its reply has shape \(3, 2\), not \(2, 3\)"),
         ({"value:w": np.ones(6)}, r"'value:w' of its reply has shape \(6,\), not \(2, 3\)"),
         ({"cluster": np.ones(1, int)}, r"'cluster' of its reply has shape \(1,\), not \(\)"),
+        ({"cluster": np.array(2**32 + 1)}, ".*cluster.*"),  # it does not become another number
         ({"cluster": np.array(1.0)}, "'cluster' of its reply is float64, not int32"),
         ({"value:w": np.ones((2, 3), complex)}, "'value:w' of its reply is complex128, not float32"),
         ({"report/loss": np.array(["1", "2"])}, "'report/loss' of its reply is <U1, not float32"),
@@ -538,11 +514,6 @@ def test_a_reply_of_the_expected_shapes_is_taken_in_the_expected_types():
 def test_any_other_reply_is_unreadable_and_it_is_said_why(other, sentence):
     with pytest.raises(wire.Unreadable, match=f"^{sentence}$"):
         wire.check_shapes(a_reply(**other), EXPECTED)
-
-
-def test_a_number_that_its_type_cannot_hold_does_not_become_another():
-    with pytest.raises(wire.Unreadable, match="cluster"):
-        wire.check_shapes(a_reply(cluster=np.array(2**32 + 1)), EXPECTED)
 
 
 def test_of_a_reply_only_what_is_not_left_at_its_default_travels():

@@ -23,6 +23,10 @@ def population(seed=0, k=3, clients=14):
     )
 
 
+def simulated(shards):
+    return ct.Simulation(shards, devices=jax.local_devices()[:1]).with_learner(LEARNER)
+
+
 def expected(shards, init, seed=0):
     """The models of the groups, and who is in which."""
     server = server_of(ct.Simulation(shards), LEARNER, seed)
@@ -48,8 +52,7 @@ def test_they_are_the_means_of_the_connected_components(init):
     numbers, lost = set(), 0
     for seed in range(4):
         data = population(seed, k=2 + seed % 2)
-        simulation = ct.Simulation(data.train, devices=jax.local_devices()[:1]).with_learner(LEARNER)
-        (models,) = started(simulation, LEARNER, init, None, seed=seed)
+        (models,) = started(simulated(data.train), LEARNER, init, None, seed=seed)
         wanted, labels, _ = expected(data.train, init, seed)
         assert stacked.count(models) == len(wanted)
         np.testing.assert_allclose(stacked.to_matrix(models), wanted, rtol=1e-3, atol=1e-4)
@@ -63,7 +66,7 @@ def test_a_threshold_is_found_in_the_gap():
     """Whatever the rule: between the distances of clients of one group and those of two."""
     data = population(1)
     init = ct.Components(rounds=20)
-    (models,) = started(ct.Simulation(data.train).with_learner(LEARNER), LEARNER, init, None, seed=1)
+    (models,) = started(simulated(data.train), LEARNER, init, None, seed=1)
     own = expected(data.train, ct.Components(rounds=20, threshold=1e9, min_size=1), 1)[2]
     same = data.truth[:, None] == data.truth
     assert own[same].max() < own[~same].min()  # there is one
@@ -72,10 +75,9 @@ def test_a_threshold_is_found_in_the_gap():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_ifca_finds_the_groups_of_digits_without_k(seed):
+def test_ifca_finds_the_groups_of_digits_without_k():
     """ONE_SHOT-IFCA: "initial clustering of IFCA obtained by ONE_SHOT"."""
-    rotations = (0, 90, 180, 270)[: 2 + seed]
+    seed, rotations = 1, (0, 90, 180)
     data = ct.data.rotated_digits(clients=6 * len(rotations), rotations=rotations, unseen=0, seed=seed)
     learner = ct.Learner(ct.models.MLP(hidden=(32,)), local=ct.SGD(lr=0.3, steps=10))
     algorithm = ct.IFCA(rounds=8, init=ct.Components(rounds=6))
@@ -90,8 +92,9 @@ def test_ifca_finds_the_groups_of_digits_without_k(seed):
 def test_ifca_goes_on_from_the_means_of_the_components():
     data, init = population(0), ct.Components(rounds=6, threshold=2.0, distance="l2")
     wanted, _, _ = expected(data.train, init)
-    found = ct.IFCA(rounds=3, init=init).fit(data.train, LEARNER, seed=0)
-    given = ct.IFCA(k=len(wanted), rounds=3, init=wanted.astype(np.float32)).fit(data.train, LEARNER, seed=0)
+    clients = simulated(data.train)
+    found = ct.IFCA(rounds=3, init=init).fit(clients, LEARNER, seed=0)
+    given = ct.IFCA(k=len(wanted), rounds=3, init=wanted.astype(np.float32)).fit(clients, LEARNER, seed=0)
     np.testing.assert_array_equal(found.assignment, given.assignment)
     np.testing.assert_allclose(
         stacked.to_matrix(found.models), stacked.to_matrix(given.models), rtol=1e-3, atol=1e-4
@@ -106,11 +109,11 @@ def test_ifca_goes_on_from_the_means_of_the_components():
         (ct.IFCA(init=ct.Random()), r"k must be given, unless init=Components\(\) finds it"),
         (ct.IFCA(init=ct.Components(rounds=0)), "rounds must be at least 1, not 0"),
         (
-            ct.IFCA(init=ct.Components(rounds=1, threshold=1e-6)),
+            ct.IFCA(init=ct.Components(rounds=6, threshold=1e-6)),
             "no 2 clients are within threshold=1e-06 of each other",
         ),
     ],
 )
 def test_impossible_settings_are_refused(algorithm, words):
     with pytest.raises(SettingError, match=words):
-        algorithm.fit(population().train, LEARNER)
+        algorithm.fit(simulated(population().train), LEARNER)

@@ -17,8 +17,12 @@ from coterie.models import stacked
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=5))
 
 
-def population(seed=0):
-    return ct.data.mixed_regression(k=3, clients=24, examples=25, dim=6, noise=0.1, scale=3.0, seed=seed)
+ALONE = 10  # rounds: each number is compiled, as is every number of clients
+FEW = np.array([0, 1, 9, 10, 17])
+
+
+def population(seed=0, k=3):
+    return ct.data.mixed_regression(k=k, clients=24, examples=25, dim=6, noise=0.1, scale=3.0, seed=seed)
 
 
 def models_alone(shards, seed, rounds):
@@ -31,9 +35,8 @@ def models_alone(shards, seed, rounds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_the_models_are_the_means_of_the_groups(seed):
-    data = population(seed)
+def test_the_models_are_the_means_of_the_groups():
+    seed, data = 0, population()
     found = ct.IFCA(k=3, rounds=1, n_init=2, init=ct.OneShot(rounds=10)).fit(data.train, LEARNER, seed=seed)
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
     clients = [(np.asarray(x, float), np.asarray(y, float)) for x, y in data.train]
@@ -68,8 +71,8 @@ def test_without_rounds_it_is_local_k_means(seed):
     It "performs only a single round of communication, at the end of training".
     """
     data = population(seed)
-    found = ct.OneShotKMeans(k=3, rounds=0, alone=4).fit(data.train, LEARNER, seed=seed)
-    own = models_alone(data.train, seed, 4)
+    found = ct.OneShotKMeans(k=3, rounds=0, alone=ALONE).fit(data.train, LEARNER, seed=seed)
+    own = models_alone(data.train, seed, ALONE)
     labels = k_means(own, 3, 0)
     assert ct.metrics.misclustering(found.assignment, labels) == 0
     means = np.array([own[found.assignment == j].mean(axis=0) for j in range(3)])
@@ -77,8 +80,9 @@ def test_without_rounds_it_is_local_k_means(seed):
     # models travel once, from the clients; in the end they are told those of the groups, and tell losses
     assert len(found.history) == 0
     one_shot, finish = found.history.events
-    assert (one_shot.name, one_shot.asks, one_shot.updates) == ("one-shot", 1, 24 * 4)
-    assert one_shot.bytes_up == 24 * (6 * 4 + 4 * 4)  # the model, and the loss before each local update
+    assert (one_shot.name, one_shot.asks, one_shot.updates) == ("one-shot", 1, 24 * ALONE)
+    assert one_shot.details == {"silhouettes": {}}  # no other number of groups was tried
+    assert one_shot.bytes_up == 24 * (6 * 4 + ALONE * 4)  # the model, and the loss before each local update
     assert (finish.name, finish.asks, finish.bytes_up, finish.updates) == ("finish", 1, 24 * 3 * 4, 0)
 
 
@@ -94,16 +98,10 @@ def test_its_groups_are_never_corrected():
     assert ct.metrics.misclustering(mended.assignment, data.truth) < wrong
 
 
-def test_too_few_different_models_are_refused():
-    with pytest.raises(SettingError, match="fewer than 3 clients' models differ"):
-        k_means(np.zeros((5, 2)), 3, 0)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_one_shot_k_means_with_faults(participation):
+def test_one_shot_k_means_with_faults():
     data = population()
-    found = ct.OneShotKMeans(k=3, rounds=5, alone=10, participation=participation).fit(
+    found = ct.OneShotKMeans(k=3, rounds=5, alone=10, participation=0.5).fit(
         ct.Simulation(data.train, drop=0.2), LEARNER, seed=0
     )
     assert set(found.assignment) == {0, 1, 2}
@@ -130,14 +128,10 @@ def silhouette(points, labels):
     return sum(values) / len(values)
 
 
-@pytest.fixture(scope="module")
-def found():
-    return ct.OneShotKMeans(rounds=2, alone=10, most=6).fit(population(1).train, LEARNER, seed=1)
-
-
-def test_without_k_it_is_the_number_with_the_highest_silhouette(found):
+def test_without_k_it_is_the_number_with_the_highest_silhouette():
     data = population(1)
-    own = models_alone(data.train, 1, 10)
+    found = ct.OneShotKMeans(rounds=2, alone=ALONE, most=6).fit(data.train, LEARNER, seed=1)
+    own = models_alone(data.train, 1, ALONE)
     event, _ = found.history.events
     told = event.details["silhouettes"]
     assert list(told) == ["2", "3", "4", "5", "6"]
@@ -146,39 +140,32 @@ def test_without_k_it_is_the_number_with_the_highest_silhouette(found):
         assert told[str(number)] == pytest.approx(wanted, rel=1e-3)
     assert found.k == int(max(told, key=told.get)) == 3
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
-
-
-def test_what_was_tried_is_told_in_plain_values(found):
-    event, _ = found.history.events
+    # and what was tried is told in plain values
     assert json.loads(json.dumps(event.details, allow_nan=False)) == event.details
     assert (event.name, event.after, event.asks) == ("one-shot", 0, 1)
     assert "3 clusters" in event.text and f"{event.details['silhouettes']['3']:.2f}" in event.text
 
 
-@pytest.mark.parametrize("k", [2, 4])
-def test_other_numbers_of_groups_are_found_too(k):
-    data = ct.data.mixed_regression(k=k, clients=24, examples=25, dim=6, noise=0.1, scale=3.0, seed=5)
-    found = ct.OneShotKMeans(rounds=1, alone=10).fit(data.train, LEARNER, seed=0)
+def test_another_number_of_groups_is_found_too():
+    data, k = population(5, 4), 4
+    found = ct.OneShotKMeans(rounds=0, alone=ALONE).fit(data.train, LEARNER, seed=0)
     assert found.k == k and ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
-def test_a_given_k_is_kept_and_nothing_else_tried():
-    found = ct.OneShotKMeans(k=4, rounds=1, alone=10).fit(population(1).train, LEARNER, seed=1)
-    assert found.k == 4 and found.history.events[0].details == {"silhouettes": {}}
-
-
 def test_no_more_groups_are_tried_than_there_can_be():
-    data = population(1)
-    few = np.array([0, 1, 9, 10, 17])
-    found = ct.OneShotKMeans(rounds=1, alone=10).fit(data.train[few], LEARNER, seed=1)
+    found = ct.OneShotKMeans(rounds=0, alone=ALONE).fit(population(1).train[FEW], LEARNER, seed=1)
     assert list(found.history.events[0].details["silhouettes"]) == ["2", "3", "4"]
 
 
 def test_clients_that_are_all_alike_have_no_silhouette():
     x, y = next(iter(population().train))
-    same = ct.Shards.from_lists([x] * 5, [y] * 5)
-    with pytest.raises(SettingError, match="the clients' models do not differ, or are too few"):
-        ct.OneShotKMeans(rounds=1, alone=2).fit(same, LEARNER)
+    same = ct.Shards.from_lists([x] * len(FEW), [y] * len(FEW))
+    for k, sentence in (
+        (None, "the clients' models do not differ, or are too few"),
+        (3, "fewer than 3 clients' models differ"),
+    ):
+        with pytest.raises(SettingError, match=sentence):
+            ct.OneShotKMeans(k, rounds=0, alone=ALONE).fit(same, LEARNER)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +202,7 @@ def test_starts_side_by_side_find_groups_of_their_own():
 
 
 def test_two_groups_at_most_are_two_groups():
-    data = ct.data.mixed_regression(k=2, clients=6, examples=12, dim=4, noise=0.1, seed=0)
-    found = ct.OneShotKMeans(rounds=1, alone=5, most=2).fit(data.train, LEARNER, seed=0)
+    found = ct.OneShotKMeans(rounds=0, alone=ALONE, most=2).fit(population(5, k=2).train, LEARNER, seed=0)
     assert found.k == 2 and "silhouette" not in found.history.events[0].text
 
 
@@ -225,7 +211,9 @@ def test_two_groups_at_most_are_two_groups():
 HOT = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=1e10, steps=5))
 
 
-@pytest.mark.parametrize("algorithm", [ct.IFCA(k=3, init=ct.OneShot(20)), ct.OneShotKMeans(alone=20)])
+@pytest.mark.parametrize(
+    "algorithm", [ct.IFCA(k=3, n_init=1, init=ct.OneShot(ALONE)), ct.OneShotKMeans(alone=ALONE)]
+)
 def test_training_alone_that_diverges_is_called_so(algorithm):
     with pytest.raises(LearnerError, match="diverged where clients trained alone: lower the learning"):
         algorithm.fit(population(1).train, HOT, seed=0)
@@ -238,7 +226,7 @@ def test_a_client_whose_own_training_diverges_is_as_one_that_did_not_answer():
     train = ct.Shards.from_lists(xs, ys)
     federation = ct.Simulation(train).with_learner(LEARNER)
     server = server_of(federation, LEARNER, seed=1)
-    groups = alone(federation, OneShot(20).grouped(server, server.start_key(0), [3]))
+    groups = alone(federation, OneShot(ALONE).grouped(server, server.start_key(0), [3]))
     assert groups.labels[0] == -1
     assert ct.metrics.misclustering(groups.labels[1:], data.truth[1:]) == 0
     assert np.isfinite(stacked.to_matrix(groups.models)).all()

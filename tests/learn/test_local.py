@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import coterie as ct
 from coterie.data import Spec
 from coterie.errors import SettingError
-from coterie.learn.local import Objective, Steps
+from coterie.learn.local import Objective
 from coterie.learn.shard import Shard, masked_mean
 from coterie.models import stacked
 
@@ -80,6 +80,8 @@ def descend(
 
 START = np.array([1.0, -2.0, 0.5])
 ALL = list(range(N))
+FULL = 5  # steps on the whole shard
+EPOCHS, STEPS = {"epochs": 2, "batch_size": 4}, {"steps": 5, "batch_size": 4}
 
 # -- which examples are used ---------------------------------------------------------------------------------
 
@@ -96,46 +98,41 @@ def record(rule, shard, key):
 
 
 def batches(n=N, key=KEY, capacity=None, **how):
-    """The examples that each step uses."""
-    shard = padded(np.eye(n, dtype=np.float32), np.zeros(n, np.float32), capacity or n)
+    """The examples that each step uses; there is garbage behind them."""
+    shard = padded(np.eye(n, dtype=np.float32), np.zeros(n, np.float32), capacity or n, "garbage")
     steps = np.asarray(record(ct.Optax(RECORD, **how), shard, key)).astype(int)
     return [np.flatnonzero(steps >> s & 1).tolist() for s in range(int(steps.max()).bit_length())]
 
 
 @pytest.mark.parametrize("size, sizes", [(4, [4, 4, 2]), (5, [5, 5]), (64, [10])])
 def test_an_epoch_uses_every_example_once_and_the_last_batch_may_be_smaller(size, sizes):
-    used = batches(epochs=3, batch_size=size)
-    assert [len(batch) for batch in used] == 3 * sizes
-    for epoch in range(3):
+    used = batches(epochs=2, batch_size=size)
+    assert [len(batch) for batch in used] == 2 * sizes
+    for epoch in range(2):
         passed = used[epoch * len(sizes) : (epoch + 1) * len(sizes)]
         assert sorted(i for batch in passed for i in batch) == ALL
 
 
-def test_a_full_batch_step_uses_every_example():
-    assert batches(steps=3) == [ALL] * 3
-
-
 def test_batched_steps_go_through_the_same_epochs():
-    assert batches(steps=8, batch_size=4) == batches(epochs=3, batch_size=4)[:8]
+    assert batches(**STEPS) == batches(**EPOCHS)[:5]
 
 
 def test_epochs_and_keys_shuffle_differently():
-    first, second = batches(epochs=2, batch_size=1)[:N], batches(epochs=2, batch_size=1)[N:]
-    assert first != second and first != [[i] for i in range(N)]
-    assert batches(epochs=2, batch_size=1, key=jax.random.key(8))[:N] not in (first, second)
+    first, second = batches(**EPOCHS)[:3], batches(**EPOCHS)[3:]
+    assert first != second and first != [ALL[:4], ALL[4:8], ALL[8:]]
+    assert batches(**EPOCHS, key=jax.random.key(8))[:3] not in (first, second)
 
 
 def test_every_example_is_equally_likely_in_the_first_batch():
-    keys = jax.random.split(KEY, 500)
     shard = padded(np.eye(N, dtype=np.float32), np.zeros(N, np.float32), N)
-    used = np.asarray(jax.vmap(record, (None, None, 0))(ct.Optax(RECORD, steps=1, batch_size=3), shard, keys))
+    rule = ct.Optax(RECORD, steps=1, batch_size=3)
+    used = np.array([record(rule, shard, key) for key in jax.random.split(KEY, 500)])
     assert (used.sum(1) == 3).all()
     assert np.abs(used.sum(0) - 150).max() < 4 * np.sqrt(500 * 0.3 * 0.7)
 
 
-@pytest.mark.parametrize("how", [{"epochs": 2, "batch_size": 4}, {"steps": 7, "batch_size": 4}])
-def test_the_order_does_not_depend_on_the_capacity(how):
-    assert batches(**how) == batches(capacity=19, **how)
+def test_the_order_does_not_depend_on_the_capacity():
+    assert batches(**EPOCHS) == batches(capacity=19, **EPOCHS)
 
 
 # -- gradient descent ----------------------------------------------------------------------------------------
@@ -145,16 +142,14 @@ def test_the_order_does_not_depend_on_the_capacity(how):
 @settings(max_examples=25, deadline=None)
 def test_full_batch_steps_are_gradient_descent(seed, lr):
     x, y = regression(seed=seed)
-    got = train(ct.SGD(lr, steps=5), x, y, START)
-    np.testing.assert_allclose(got, descend([ALL] * 5, x, y, START, lr), rtol=1e-4, atol=1e-5)
+    got = train(ct.SGD(lr, steps=FULL), x, y, START)
+    np.testing.assert_allclose(got, descend([ALL] * FULL, x, y, START, lr), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        {"momentum": 0.9},
         {"momentum": 0.8, "nesterov": True},
-        {"weight_decay": 0.3},
         {"momentum": 0.9, "weight_decay": 0.3},
         {"clip": 0.5},
         {"clip": 0.5, "momentum": 0.9, "weight_decay": 0.1, "proximal": 0.7},
@@ -165,14 +160,16 @@ def test_full_batch_steps_are_gradient_descent(seed, lr):
 )
 def test_options_follow_their_formulas(how):
     x, y = regression()
-    wanted = descend([ALL] * 6, x, y, START, 0.2, **how)
-    np.testing.assert_allclose(train(ct.SGD(0.2, steps=6, **how), x, y, START), wanted, rtol=1e-4, atol=1e-5)
+    wanted, got = (
+        descend([ALL] * FULL, x, y, START, 0.2, **how),
+        train(ct.SGD(0.2, steps=FULL, **how), x, y, START),
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     if how != {"clip": 1e6}:
-        assert np.abs(wanted - descend([ALL] * 6, x, y, START, 0.2)).max() > 0.01
+        assert np.abs(wanted - descend([ALL] * FULL, x, y, START, 0.2)).max() > 0.01
 
 
-@pytest.mark.parametrize("how", [{"epochs": 2, "batch_size": 4}, {"steps": 4, "batch_size": 4}])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("how, momentum", [(EPOCHS, 0.9), (STEPS, 0.0)], ids=["epochs", "steps"])
 def test_batches_are_descended_one_after_another(how, momentum):
     x, y = regression()
     used = batches(**how)
@@ -184,16 +181,9 @@ def test_batches_are_descended_one_after_another(how, momentum):
 @pytest.mark.parametrize("how", [{}, {"momentum": 0.9, "weight_decay": 0.3}], ids=["plain", "momentum"])
 def test_the_step_size_decays_by_round(round_, how):
     x, y = regression()
-    got = train(ct.SGD(0.2, steps=4, decay=0.7, **how), x, y, START, round_)
-    wanted = descend([ALL] * 4, x, y, START, 0.2 * 0.7**round_, **how)
+    got = train(ct.SGD(0.2, steps=FULL, decay=0.7, **how), x, y, START, round_)
+    wanted = descend([ALL] * FULL, x, y, START, 0.2 * 0.7**round_, **how)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_a_strong_proximal_term_keeps_the_model_where_it_started():
-    x, y = regression()
-    got = train(ct.SGD(1e-3, steps=300, proximal=900.0), x, y, START)
-    gradient = x.T @ (x @ START - y) / N
-    np.testing.assert_allclose(got, START - gradient / 900, atol=1e-4)
 
 
 def test_step_sizes_are_swept_in_one_program():
@@ -215,11 +205,10 @@ def test_step_sizes_are_swept_in_one_program():
 # -- Optax ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [{"steps": 4}, {"epochs": 2, "batch_size": 5}], ids=["steps", "epochs"])
-@pytest.mark.parametrize("round_", [0, 2])
-def test_an_optax_optimiser_is_followed_step_by_step(how, round_):
+@pytest.mark.parametrize("how", [{"steps": FULL}, EPOCHS], ids=["steps", "epochs"])
+def test_an_optax_optimiser_is_followed_step_by_step(how):
     x, y = regression()
-    rule = optax.adam(0.05)
+    rule, round_ = optax.adam(0.05), 2
 
     @jax.jit
     def step(theta, state, xb, yb):
@@ -249,7 +238,6 @@ NETWORK = ct.Learner(ct.models.MLP(hidden=(4,)), "cross_entropy").for_data(
 )
 RULES = {
     "full batch": ct.SGD(0.5, steps=3),
-    "epochs": ct.SGD(0.5, epochs=2, batch_size=3),
     "one batch": ct.SGD(0.5, epochs=2, batch_size=10),
     "steps": ct.SGD(0.5, steps=5, batch_size=3),
     "momentum": ct.SGD(0.2, epochs=2, batch_size=3, momentum=0.9, weight_decay=0.01, proximal=0.1, clip=1.0),
@@ -289,22 +277,14 @@ def test_padding_never_changes_a_result(rule, size, seed):
     models, key = networks(seed), jax.random.key(seed)
     # size 8 fills the smaller capacity: there the comparison is with no padding at all
     wanted = everything(learner, models, padded(x, y, 8), key)
+    if size == 8:  # it is trained at all
+        moved = jax.tree.map(lambda new, old: float(np.abs(new - old[1]).max()), wanted["trained"], models)
+        assert min(jax.tree.leaves(moved)) > 1e-3
     for capacity, fill in ((8, "garbage"), (13, "own"), (13, "garbage")):
         got = everything(learner, models, padded(x, y, capacity, fill, seed), key)
         for part in wanted:
             for a, b in zip(jax.tree.leaves(got[part]), jax.tree.leaves(wanted[part]), strict=True):
                 np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5, err_msg=part)
-
-
-def test_the_network_is_trained_at_all():
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((8, D)).astype(np.float32), rng.integers(0, 3, 8)
-    for rule in RULES.values():
-        learner = dataclasses.replace(NETWORK, local=rule)
-        models = networks(0)
-        got = everything(learner, models, padded(x, y, 8), KEY)["trained"]
-        moved = jax.tree.map(lambda new, old: float(np.abs(new - old[1]).max()), got, models)
-        assert min(jax.tree.leaves(moved)) > 1e-3
 
 
 def test_the_mean_over_no_example_is_zero():
@@ -340,21 +320,13 @@ def test_impossible_settings_are_refused(rule, how, sentence):
         rule(**how)
 
 
-@pytest.mark.parametrize("lr", [0, -0.1, float("inf"), float("nan")])
-def test_a_step_size_must_be_positive_and_finite(lr):
-    with pytest.raises(SettingError, match=f"lr must be a positive number, not {lr}"):
-        ct.SGD(lr, steps=1)
-
-
-def test_a_rule_without_an_optimiser_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        Steps(steps=1)
-
-
 @pytest.mark.parametrize(
     "how, sentence",
     [
-        ({"lr": 0.0}, "lr must be a positive number, not 0.0"),
+        *(
+            ({"lr": lr}, f"lr must be a positive number, not {lr}")
+            for lr in (0, -0.1, float("inf"), float("nan"))
+        ),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
         ({"nesterov": True}, "nesterov needs a momentum"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),

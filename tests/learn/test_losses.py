@@ -1,7 +1,6 @@
 """Losses of single examples against NumPy."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,10 +39,12 @@ def test_cross_entropy_of_a_sequence_is_the_mean_over_positions():
     np.testing.assert_allclose(cross_entropy(outputs, y), wanted, rtol=1e-5)
 
 
-def test_cross_entropy_stays_finite_for_large_outputs():
-    np.testing.assert_allclose(
-        cross_entropy(jnp.array([[1e4, 0.0], [0.0, 1e4]]), jnp.array([0, 0])), [0, 1e4]
-    )
+@pytest.mark.parametrize("size", [1e3, 1e8, 3e38])
+def test_large_outputs_do_not_lose_the_loss(size):
+    outputs = np.full((2, 10), size, np.float32)
+    np.testing.assert_allclose(cross_entropy(outputs, np.array([0, 9])), [np.log(10)] * 2, rtol=1e-6)
+    apart = np.array([[1e4, 0.0], [0.0, 1e4]], np.float32)
+    np.testing.assert_allclose(cross_entropy(apart, np.array([0, 0])), [0, 1e4])
 
 
 @given(arrays(np.float32, 6, elements=NUMBERS), arrays(np.float32, 6, elements=NUMBERS))
@@ -65,20 +66,15 @@ def test_squared_sums_over_the_coordinates_of_a_target():
 def test_correct_is_one_where_the_label_has_the_largest_output():
     outputs = np.array([[0, 2, 1], [3, 2, 1], [0, 0, 1.0]])
     assert correct(outputs, np.array([1, 1, 2])).tolist() == [1, 0, 1]
-
-
-def test_correct_of_a_sequence_is_a_fraction():
+    # and the fraction of a sequence
     outputs = np.zeros((2, 4, 3))
     outputs[:, :, 1] = 1
     assert correct(outputs, np.array([[1, 1, 1, 0], [0, 2, 1, 0]])).tolist() == [0.75, 0.25]
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "squared", "half_squared"])
-def test_losses_are_known_by_name(name):
-    assert losses.named(name) is getattr(losses, name)
-
-
-def test_a_function_is_its_own_loss():
+def test_losses_are_known_by_name_and_a_function_is_its_own():
+    for name in ("cross_entropy", "squared", "half_squared"):
+        assert losses.named(name) is getattr(losses, name)
     assert losses.named(np.subtract) is np.subtract
 
 
@@ -88,9 +84,3 @@ def test_an_unknown_name_lists_the_choices():
     assert str(raised.value) == (
         "unknown loss 'hinge': choose one of cross_entropy, squared, half_squared or give a function."
     )
-
-
-@pytest.mark.parametrize("size", [1e3, 1e8, 3e38])
-def test_large_outputs_do_not_lose_the_loss(size):
-    outputs = np.full((2, 10), size, np.float32)
-    np.testing.assert_allclose(cross_entropy(outputs, np.array([0, 9])), [np.log(10)] * 2, rtol=1e-6)

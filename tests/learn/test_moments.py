@@ -14,7 +14,6 @@ import coterie as ct
 from coterie.learn.moments import DescendMoment, MultiplyMoment
 from coterie.learn.shard import Shard
 from coterie.learn.task import Client
-from coterie.learn.tasks import CountExamples
 from coterie.models import stacked
 
 D, K, ANCHORS, CAPACITY = 4, 2, 3, 9
@@ -34,7 +33,7 @@ def multiply(directions, shard, models=None, first=None, second=None, **how):
     return reply_of(MultiplyMoment(*sent, **how), shard)
 
 
-def descend(shard, model, subspace, rate=0.5, least=0.0, power_iterations=2000, key=KEY, **how):
+def descend(shard, model, subspace, rate=0.5, least=0.0, power_iterations=500, key=KEY, **how):
     own = [jnp.asarray(value, jnp.float32) for value in (model, subspace, rate, least)]
     return reply_of(DescendMoment(*own, power_iterations=power_iterations, **how), shard, key)
 
@@ -58,12 +57,6 @@ def product(first, second, directions, estimator):
 SIZES = st.integers(1, CAPACITY)
 TWO = {"pairs": None, "two": (0, 1)}
 ESTIMATORS = st.sampled_from(sorted(TWO))
-
-
-def test_a_client_says_how_many_examples_it_has():
-    x, y, *_ = problem(0)
-    reply = reply_of(CountExamples(), shard(x, y, 5))
-    assert stacked.named(reply.report) == {"examples": 5} and reply.value is None
 
 
 @given(SIZES, st.integers(0, 10**6), ESTIMATORS, st.booleans())
@@ -93,8 +86,7 @@ def test_the_transposed_product_of_two_examples_exchanges_them():
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("estimator", ["pairs", "two"])
+@pytest.mark.parametrize("size, estimator", [(1, "pairs"), (7, "pairs"), (2, "two")])
 def test_padding_changes_nothing(size, estimator):
     x, y, models, directions = problem(2)
     bare, padded, other = shard(x[:size], y[:size], size), shard(x, y, size), shard(x.copy(), y.copy(), size)
@@ -104,7 +96,7 @@ def test_padding_changes_nothing(size, estimator):
         disjoint = estimator == "two"
         return (
             multiply(directions, content, models[0], two=TWO[estimator], curvature=True),
-            descend(content, models[0, 0], directions[0], power_iterations=30, disjoint=disjoint),
+            descend(content, models[0, 0], directions[0], disjoint=disjoint),
         )
 
     for wanted, *found in zip(*map(both, (bare, padded, other)), strict=True):
@@ -119,10 +111,9 @@ def test_pairs_are_counted_beyond_32_bit_integers():
     assert reply.value["product"].item() == pytest.approx(1, rel=1e-2) and reply.weight == n
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_all_pairs_are_unbiased(seed):
+def test_all_pairs_are_unbiased():
     """Over many clients of three examples the mean is g g^T, with g the mean of eps of one of them."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     theta, clients = np.array([1.0, -0.5, 0.25]), 20_000
     x = rng.standard_normal((clients, 3, 3)) * [1, 1.5, 0.5]
     y = x @ theta + 0.3 * rng.standard_normal((clients, 3))
@@ -140,21 +131,15 @@ def test_all_pairs_are_unbiased(seed):
     assert (alone > 20 * np.diag(error)).all()
 
 
-def test_curvature_is_the_features_second_moment_along_the_directions():
-    x, y, models, directions = problem(4)
-    reply = multiply(directions, shard(x, y, 6), models[0], curvature=True)
-    for h in range(ANCHORS):
-        wanted = directions[h] @ (x[:6].T @ x[:6] / 6) @ directions[h].T
-        np.testing.assert_allclose(reply.value["curvature"][h], wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_for_any_loss_eps_is_minus_the_gradient_of_one_example():
     rng = np.random.default_rng(5)
     data = ct.data.Shards.from_lists([rng.standard_normal((6, 3))], [rng.integers(0, 3, 6)], classes=3)
     learner = ct.Learner(ct.models.MLP(hidden=(4,))).for_data(data.spec)
-    keys = jax.random.split(jax.random.key(0), 1 + K)
-    model, *directions = (learner.init(key, data.spec) for key in keys)
-    directions = jax.tree.map(lambda *a: jnp.stack(a), *directions)
+    shapes = learner.shapes(data.spec)
+    model, directions = (
+        jax.tree.map(lambda a: rng.uniform(-0.5, 0.5, (*lead, *a.shape)).astype(np.float32), shapes)  # noqa: B023
+        for lead in ((), (K,))
+    )
     one = jax.tree.map(lambda a: a[None], (model, directions))
     content = shard(*data.client(0), 5)
     reply = reply_of(MultiplyMoment(one[1], one[0], curvature=True), content, learner=learner)
@@ -195,7 +180,7 @@ def test_a_step_goes_towards_the_truth_whatever_sign_the_power_iteration_ends_wi
     truth = np.array([1, -2, 0, 0], np.float32)
     for seed in range(6):
         at, key = shard(x, x @ truth, 200), jax.random.key(seed)
-        reply = descend(at, np.zeros(D), np.eye(D)[:2], power_iterations=50, key=key)
+        reply = descend(at, np.zeros(D), np.eye(D)[:2], key=key)
         np.testing.assert_allclose(reply.value, truth / 2, atol=0.35)
         assert reply.report.sigma == pytest.approx(np.linalg.norm(truth), rel=0.2)
 
@@ -204,8 +189,8 @@ def test_a_step_goes_towards_the_truth_whatever_sign_the_power_iteration_ends_wi
 def test_features_in_any_unit(unit):
     x, y, models, directions = problem(6)
     u = orthonormal(directions[0])
-    wanted = descend(shard(x, y, 8), models[0, 0], u, 1.0, power_iterations=500)
-    reply = descend(shard(x * unit, y, 8), models[0, 0] / unit, u, unit**-2, power_iterations=500)
+    wanted = descend(shard(x, y, 8), models[0, 0], u, 1.0)
+    reply = descend(shard(x * unit, y, 8), models[0, 0] / unit, u, unit**-2)
     assert wanted.report.sigma > 0.3
     np.testing.assert_allclose(reply.report.sigma, wanted.report.sigma * unit, rtol=1e-3)
     np.testing.assert_allclose(reply.value * unit, wanted.value, rtol=1e-3, atol=1e-3)
@@ -214,7 +199,7 @@ def test_features_in_any_unit(unit):
 def test_an_anchor_stops_where_its_moment_is_negative():
     """Two examples whose residuals point in opposite directions."""
     x, y = np.eye(2, dtype=np.float32)[[0, 0]], np.array([1.0, -1.0], np.float32)
-    reply = descend(shard(x, y, 2), np.zeros(2), np.eye(2)[:1], power_iterations=5)
+    reply = descend(shard(x, y, 2), np.zeros(2), np.eye(2)[:1])
     assert reply.report.sigma == 0 and (np.asarray(reply.value) == 0).all()
 
 
@@ -222,12 +207,11 @@ def test_nothing_is_divided_by_zero_where_there_is_no_residual():
     x, *_ = problem(0)
     for size in (1, 5):
         at = shard(x, x @ np.ones(D, np.float32), size)
-        reply = descend(at, np.ones(D), np.eye(D)[:2], power_iterations=5)
+        reply = descend(at, np.ones(D), np.eye(D)[:2])
         np.testing.assert_allclose(reply.value, 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("estimator", ["pairs", "two"])
+@pytest.mark.parametrize("number, estimator", [(0, "pairs"), (1, "pairs"), (2, "pairs"), (2, "two")])
 def test_parts_of_the_examples_are_disjoint_and_of_one_size(number, estimator):
     x, y, models, directions = problem(7)
     u = orthonormal(directions[0])

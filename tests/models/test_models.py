@@ -14,6 +14,7 @@ LABELS = Spec((2, 3), "float32", (), "int32", classes=5)
 NUMBERS = Spec((2, 3), "float32", (), "float32")
 VECTORS = Spec((2, 3), "float32", (4,), "float32")
 X = np.random.default_rng(0).standard_normal((7, 2, 3)).astype(np.float32)
+NET = MLP(hidden=(50, 20), outputs=5)
 
 
 def fresh(model, x=X, seed=0):
@@ -29,9 +30,7 @@ def arrays(params):
     return {name: np.asarray(a) for name, a in stacked.named(params).items()}
 
 
-@pytest.mark.parametrize(
-    "outputs, shape, bias", [((), (), False), (1, (1,), True), (4, (4,), False), ((2, 5), (2, 5), True)]
-)
+@pytest.mark.parametrize("outputs, shape, bias", [((), (), False), (1, (1,), True), ((2, 5), (2, 5), False)])
 def test_linear_is_a_product_with_the_flattened_features(outputs, shape, bias):
     model = Linear(outputs=outputs, bias=bias)
     params = fresh(model)
@@ -52,17 +51,15 @@ def test_a_linear_model_for_numbers_has_theta_as_its_only_parameters():
     np.testing.assert_allclose(jax.jit(model.apply)(params, X), X.reshape(7, 6) @ theta, rtol=1e-5)
 
 
-@pytest.mark.parametrize("hidden", [(), (8, 3)])
-def test_an_mlp_has_relu_between_dense_layers(hidden):
-    model = MLP(hidden=hidden, outputs=5)
-    params = fresh(model)
+def test_an_mlp_has_relu_between_dense_layers():
+    params = fresh(NET)
     a = arrays(params)
     h = X.reshape(7, 6)
-    for i in range(len(hidden) + 1):
+    for i in range(3):
         h = h @ a[f"layers.{i}.weight"].T + a[f"layers.{i}.bias"]
-        h = np.maximum(h, 0) if i < len(hidden) else h
-    np.testing.assert_allclose(jax.jit(model.apply)(params, X), h, rtol=1e-5, atol=1e-5)
-    assert [a[f"layers.{i}.bias"].shape for i in range(len(hidden) + 1)] == [(w,) for w in (*hidden, 5)]
+        h = np.maximum(h, 0) if i < 2 else h
+    np.testing.assert_allclose(jax.jit(NET.apply)(params, X), h, rtol=1e-5, atol=1e-5)
+    assert [a[f"layers.{i}.bias"].shape for i in range(3)] == [(50,), (20,), (5,)]
 
 
 @pytest.mark.parametrize("model", [Linear(), MLP(hidden=(3,))])
@@ -90,16 +87,15 @@ def test_outputs_that_are_set_stay():
 
 
 def test_fresh_parameters_are_uniform_within_one_over_the_root_of_the_fan_in():
-    params = fresh(MLP(hidden=(100,), outputs=10), np.zeros((1, 400), np.float32))
-    for name, bound in (("layers.0.weight", 1 / 20), ("layers.1.weight", 1 / 10)):
-        values = arrays(params)[name]
+    params = fresh(NET)
+    for name, fan_in in (("layers.0.weight", 6), ("layers.1.weight", 50)):
+        values, bound = arrays(params)[name], 1 / np.sqrt(fan_in)
         assert 0.98 * bound < np.abs(values).max() <= bound
         assert values.std() == pytest.approx(bound / np.sqrt(3), rel=0.05)
 
 
 def test_keys_give_different_parameters():
-    model = MLP(hidden=(3,), outputs=2)
-    one, same, other = (arrays(fresh(model, seed=s)) for s in (0, 0, 1))
+    one, same, other = (arrays(fresh(NET, seed=s)) for s in (0, 0, 1))
     for name in one:
         np.testing.assert_array_equal(one[name], same[name])
         assert (one[name] != other[name]).all()

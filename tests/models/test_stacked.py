@@ -47,12 +47,7 @@ def test_models_survive_the_way_through_a_matrix(k, seed):
     assert_equal(stacked.from_matrix(stacked.to_matrix(models(k, seed)), ONE), models(k, seed))
 
 
-def test_a_matrix_is_its_own_matrix():
-    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(stacked.to_matrix(matrix), matrix)
-
-
-@pytest.mark.parametrize("shape", [(3, WIDTH - 1), (3, WIDTH + 1), (WIDTH,), (2, 3, WIDTH), ()])
+@pytest.mark.parametrize("shape", [(3, WIDTH - 1), (WIDTH,), (2, 3, WIDTH), ()])
 def test_a_matrix_of_the_wrong_shape_is_refused(shape):
     for call in (stacked.from_matrix, stacked.given):
         with pytest.raises(
@@ -61,12 +56,9 @@ def test_a_matrix_of_the_wrong_shape_is_refused(shape):
             call(np.zeros(shape), ONE)
 
 
-def test_given_models_may_be_a_pytree_or_a_matrix():
+def test_given_models_may_be_a_pytree_or_a_matrix_and_take_the_learners_types():
     assert_equal(stacked.given(models(), ONE), models())
     assert_equal(stacked.given(np.asarray(stacked.to_matrix(models()), np.float64), ONE), models())
-
-
-def test_given_models_take_the_learners_types():
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), models())
     assert_equal(stacked.given(wide, ONE), models())
 
@@ -91,21 +83,26 @@ def transposed(tree):
     return {**tree, "w": [tree["w"][0].transpose(0, 2, 1), tree["w"][1]]}
 
 
-@pytest.mark.parametrize("change", [without_axis, uneven, transposed])
-def test_a_stack_of_other_shapes_is_refused(change):
-    with pytest.raises(SettingError, match="do not have this learner's shapes behind a leading cluster axis"):
-        stacked.given(change(models()), ONE)
+SHAPES = "do not have this learner's shapes behind a leading cluster axis"
+NO_MODELS = r"neither a \(k, d\) matrix nor a stack of this learner's models"
 
 
-def test_one_number_is_not_a_stack():
-    with pytest.raises(SettingError, match="leading cluster axis"):
-        stacked.given(np.float32(3), jax.ShapeDtypeStruct((), jnp.float32))
-
-
-@pytest.mark.parametrize("things", [{"b": np.zeros(3)}, [models(), models()], "random", None])
-def test_things_that_are_no_models_are_refused(things):
-    with pytest.raises(SettingError, match=r"neither a \(k, d\) matrix nor a stack of this learner's models"):
-        stacked.given(things, ONE)
+@pytest.mark.parametrize(
+    "things, one, sentence",
+    [
+        (without_axis(models()), ONE, SHAPES),
+        (uneven(models()), ONE, SHAPES),
+        (transposed(models()), ONE, SHAPES),
+        (np.float32(3), jax.ShapeDtypeStruct((), jnp.float32), "leading cluster axis"),
+        ({"b": np.zeros(3)}, ONE, NO_MODELS),
+        ([models(), models()], ONE, NO_MODELS),
+        ("random", ONE, NO_MODELS),
+        (None, ONE, NO_MODELS),
+    ],
+)
+def test_things_that_are_no_such_models_are_refused(things, one, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        stacked.given(things, one)
 
 
 def test_take_picks_one_model_or_several():
@@ -119,11 +116,6 @@ def test_count_and_repeated_agree():
     assert jax.tree.map(lambda a: (a.shape, a.dtype), stacked.repeated(ONE, 4)) == jax.tree.map(
         lambda a: (a.shape, jnp.dtype(a.dtype)), models(4)
     )
-
-
-def test_expand_appends_axes():
-    assert stacked.expand(jnp.zeros(3), jnp.zeros((3, 4, 5))).shape == (3, 1, 1)
-    assert stacked.expand(jnp.zeros((2, 3)), jnp.zeros((2, 3))).shape == (2, 3)
 
 
 def test_names_are_paths():

@@ -47,18 +47,15 @@ def test_clients_keep_their_positions_when_they_were_selected_in_another_order()
     np.testing.assert_allclose(losses(other), expected, rtol=1e-5)
 
 
-def test_other_shapes_are_refused():
-    x, y = data(0)
-    simulation = ct.Simulation(shards(x, y))
-    with pytest.raises(
-        SettingError, match=r"x must have shape \(5, 8, 2\) for these clients, not \(5, 7, 2\)"
-    ):
-        simulation.with_examples(x[:, :7], y)
-    with pytest.raises(SettingError, match=r"y must have shape \(5, 8\)"):
-        simulation.with_examples(x, y[:4])
-
-
-def test_clients_whose_data_is_not_on_the_devices_cannot_be_given_other_data():
-    x, y = data(0)
-    with pytest.raises(SettingError, match="lives on the devices"):
-        ct.Simulation(shards(x, y), resident=False).with_examples(x, y)
+@pytest.mark.parametrize(
+    "resident, features, targets, sentence",
+    [
+        (True, (5, 7, 2), (5, 8), r"x must have shape \(5, 8, 2\) for these clients, not \(5, 7, 2\)"),
+        (True, (5, 8, 2), (4, 8), r"y must have shape \(5, 8\)"),
+        (False, (5, 8, 2), (5, 8), "lives on the devices"),
+    ],
+)
+def test_other_shapes_and_data_that_is_elsewhere_are_refused(resident, features, targets, sentence):
+    simulation = ct.Simulation(shards(*data(0)), resident=resident)
+    with pytest.raises(SettingError, match=sentence):
+        simulation.with_examples(np.zeros(features), np.zeros(targets))

@@ -137,8 +137,6 @@ def round_of(problem, starts=None, k=2, by_examples=True, **more):
 LOCALS = {
     "plain": ct.SGD(lr=0.1, steps=4),
     "epochs": ct.SGD(lr=0.1, epochs=3, batch_size=500),
-    "momentum": ct.SGD(lr=0.05, steps=5, momentum=0.9),
-    "clipped": ct.SGD(lr=0.5, steps=4, clip=0.05),
     "everything": ct.SGD(
         lr=0.1, steps=5, momentum=0.8, nesterov=True, weight_decay=0.1, clip=0.7, proximal=0.5, decay=0.9
     ),
@@ -155,24 +153,7 @@ def test_choose_and_train_as_a_jax_client_does(name):
     assert {"report/loss", "cluster", "weight", "value:layers.0.weight"} <= reply.keys()
 
 
-def test_a_client_that_counts_once_sends_no_weight():
-    ours, theirs = both("regression", STEPS)
-    ask = ask_of("regression", round_of("regression", by_examples=False))
-    reply = same_reply(ours, theirs, ask)
-    assert reply.keys() == {"report/loss", "cluster", "value:layers.0.weight"}
-
-
-@pytest.mark.parametrize("setting", ["nesterov", "weight_decay", "proximal", "decay"])
-def test_each_setting_of_sgd_has_its_effect(setting):
-    values = {"nesterov": True, "weight_decay": 0.3, "proximal": 3.0, "decay": 0.5}
-    local = ct.SGD(lr=0.1, steps=4, momentum=0.5, **{setting: values[setting]})
-    ask = ask_of("regression", round_of("regression"))
-    changed = same_reply(*both("regression", local), ask)
-    plain = both("regression", ct.SGD(lr=0.1, steps=4, momentum=0.5))[1].carry_out(ask)
-    assert not np.allclose(changed["value:layers.0.weight"], plain["value:layers.0.weight"], atol=1e-4)
-
-
-@pytest.mark.parametrize("problem, starts", [("regression", None), ("regression", 2), ("digits", 2)])
+@pytest.mark.parametrize("problem, starts", [("regression", None), ("regression", 2)])
 def test_every_task_with_and_without_starts(problem, starts):
     ours, theirs = both(problem, LOCALS["everything"], i=1)
     lead = () if starts is None else (starts,)
@@ -207,16 +188,6 @@ def test_a_client_that_is_told_a_model_takes_that(only):
     assert reply["cluster"] == (free if only < 0 else only)
 
 
-def test_a_proximal_term_of_the_ask_draws_a_model_back_to_where_it_was():
-    task = round_of("regression", k=1)
-    free, held = (
-        same_reply(*both("regression", STEPS), ask_of("regression", each))["value:layers.0.weight"]
-        for each in (task, round_of("regression", k=1, proximal=np.float32(5.0)))
-    )
-    start = task.models.layers[0].weight[0]
-    assert 0 < np.abs(held - start).max() < 0.7 * np.abs(free - start).max()
-
-
 def test_only_what_is_not_at_its_default_travels():
     _, client = both("regression", STEPS)
     models = drawn("regression", 2)
@@ -226,17 +197,20 @@ def test_only_what_is_not_at_its_default_travels():
     assert np.isnan(evaluated["report/accuracy"]) and evaluated["report/examples"] == 20
     trained = client.carry_out(ask_of("regression", TrainAlone(drawn("regression"), 1)))
     assert trained.keys() == {"report/loss", "value:layers.0.weight"}
+    once = client.carry_out(ask_of("regression", round_of("regression", by_examples=False)))
+    assert once.keys() == {"report/loss", "cluster", "value:layers.0.weight"}
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_first_of_equals_is_chosen_and_never_nan(problem):
-    ours, theirs = both(problem, STEPS)
-    task = round_of(problem, k=4)
+def test_the_first_of_equals_is_chosen_and_never_nan():
+    ours, theirs = both("regression", STEPS)
+    task = round_of("regression", k=4)
     for leaf in jax.tree.leaves(task.models):
         leaf[0] = np.nan
         leaf[2] = leaf[1]
         leaf[3] = 10 * leaf[3]
-    assert same_reply(ours, theirs, ask_of(problem, task))["cluster"] == 1
+    assert same_reply(ours, theirs, ask_of("regression", task))["cluster"] == 1
+    counts = same_reply(ours, theirs, ask_of("regression", CountNearest(task.models)))["report/counts"]
+    assert counts[0] == counts[2] == 0 and counts[1] > 0
 
 
 def test_steps_go_round_and_round_the_loader_and_epochs_through_it():
@@ -310,12 +284,6 @@ def test_a_loss_of_ones_own():
 
 
 # -- data ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_spec_is_that_of_a_jax_client(problem):
-    ours, theirs = both(problem, STEPS)
-    assert theirs.spec == ours.spec
 
 
 def test_the_spec_is_found_in_the_data():
@@ -498,21 +466,6 @@ def test_a_whole_run_with_torch_clients_is_that_with_jax_clients(problem):
             )
         assert tests[kind].loss == pytest.approx(tests["jax"].loss, rel=1e-5)
         assert tests[kind].accuracy == pytest.approx(tests["jax"].accuracy, nan_ok=True)
-
-
-def test_one_model_each():
-    _, model, loss, _ = PROBLEMS["regression"]
-    local = ct.SGD(lr=0.05, steps=3)
-    kinds = [["jax"] * 6, ["torch"] * 6]
-    ours, theirs = (
-        ct.Local(rounds=4, participation=0.5).fit(
-            federation("regression", kind, local), ct.Learner(model, loss, local), seed=1
-        )
-        for kind in kinds
-    )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours.models, theirs.models
-    )
 
 
 def test_an_all_torch_federation_finds_the_groups_with_a_network_of_its_own():
@@ -764,21 +717,18 @@ def test_what_is_not_installed_is_named(monkeypatch, missing):
 ALGORITHMS = {
     "gradients": ct.IFCA(k=2, rounds=3, n_init=2, average="gradients"),
     "settled": ct.IFCA(k=2, rounds=6, n_init=1, settle=1, recheck=3),
-    "shared": ct.IFCA(k=2, rounds=3, n_init=2, share="all but last"),
     "frozen": ct.IFCA(k=2, rounds=3, n_init=2, share="all but last", preset="authors"),
     "soft": ct.FedX(k=2, rounds=3, n_init=2, temperature=0.5),
-    "farthest": ct.IFCA(k=2, rounds=2, n_init=2, init=ct.FarthestLoss(rounds=2)),
-    "one-shot": ct.OneShotKMeans(k=2, rounds=2, alone=2),
+    "local": ct.Local(rounds=3, participation=0.5),
     "fedsoft": ct.FedSoft(k=2, rounds=3, interval=2, select=3),
     "srfca": ct.SRFCA(rounds=2, refines=1, threshold="40%", final_rounds=1, final_proximal=0.5),
     "cfl": ct.CFL(rounds=3),
-    "server optimiser": ct.Global(rounds=3, aggregate=ct.FedAdam(), weight="examples"),
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_whatever_an_algorithm_asks_torch_clients_do_as_jax_clients(name):
-    problem = "digits" if name in ("shared", "frozen") else "regression"
+    problem = "digits" if name == "frozen" else "regression"
     data, model, loss, _ = PROBLEMS[problem]
     # a gradient is one step, and no more
     local = ct.SGD(lr=0.1, steps=1) if name == "gradients" else ct.SGD(lr=0.1, steps=2, clip=1.0)
@@ -795,15 +745,6 @@ def test_whatever_an_algorithm_asks_torch_clients_do_as_jax_clients(name):
     assert [(r.bytes_down, r.bytes_up) for r in ours.history] == [
         (r.bytes_down, r.bytes_up) for r in theirs.history
     ]
-
-
-def test_parts_of_shards_are_refused_in_one_sentence():
-    data, model, loss, _ = PROBLEMS["regression"]
-    local = ct.SGD(lr=0.05, steps=1)
-    clients = federation("regression", ["torch"] * len(data.train), local)
-    algorithm = ct.IFCA(k=2, rounds=1, n_init=1, resample=True)
-    with pytest.raises(ct.errors.FederationError, match="cannot be asked for parts of its examples"):
-        algorithm.fit(clients, ct.Learner(model, loss, local))
 
 
 @pytest.mark.parametrize(

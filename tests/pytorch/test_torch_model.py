@@ -57,9 +57,7 @@ def test_init_follows_from_the_key_alone():
         np.testing.assert_array_equal(array, again[name])
         assert not np.array_equal(array, other[name])
         assert array.dtype == jnp.float32
-
-
-def test_several_models_are_drawn_in_one_program():
+    # and several are drawn in one program
     drawn = _drawn(TorchModel(MLP), IMAGE, KEYS)
     one = TorchModel(MLP).init(KEYS[4], IMAGE.example())
     for name, array in drawn.items():
@@ -161,12 +159,9 @@ def test_a_whole_simulation():
         np.testing.assert_allclose(found.models[name], array, rtol=1e-5, atol=1e-5)
 
 
-def test_a_module_for_a_client():
+def test_equal_models_are_one_to_the_compiler_but_every_module_is_new():
     assert isinstance(TorchModel("support.torch_nets:MLP").module(), MLP)
     assert TorchModel(MLP).module() is not TorchModel(MLP).module()
-
-
-def test_equal_models_are_one_to_the_compiler():
     assert TorchModel(MLP) == TorchModel(MLP) != TorchModel(ConvNet)
     assert hash(TorchModel("support.torch_nets:MLP")) == hash(TorchModel("support.torch_nets:MLP"))
 

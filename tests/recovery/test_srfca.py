@@ -23,7 +23,7 @@ def right(draw, learner, distance="cross_loss"):
     return count
 
 
-@pytest.mark.parametrize("rotations", [(0, 90), (0, 90, 180), (0, 90, 180, 270)])
+@pytest.mark.parametrize("rotations", [(0, 90), (0, 90, 180, 270)])
 def test_rotations_of_digits(rotations):
     def draw(seed):
         return ct.data.rotated_digits(clients=6 * len(rotations), rotations=rotations, unseen=0, seed=seed)
@@ -42,7 +42,6 @@ def regressions(k):
     )
 
 
-@pytest.mark.parametrize("distance", ["l2", "cross_loss"])
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k, distance", [(1, "l2"), (3, "cross_loss")])
 def test_regressions_that_are_not_quite_alike(k, distance):
     assert right(regressions(k), LINEAR, distance) >= ENOUGH

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie as ct
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.run.config import DEFAULTS, Experiment, difference, settings_of
 
 REGRESSION = {
@@ -203,12 +203,6 @@ def test_a_mistake_is_named_by_its_key(content, message):
     assert refused(content).startswith(message)
 
 
-def test_a_setting_that_no_algorithm_can_have_is_refused_by_the_algorithm():
-    experiment = Experiment.read({"local": {"name": "sgd", "steps": 1, "lr": -0.1}, "loss": "squared"})
-    with pytest.raises(CoterieError, match=r"lr must be a positive number, not -0\.1"):
-        experiment.model_copy(update={"model": {"name": "linear"}}).make_learner()
-
-
 @pytest.mark.parametrize(
     "content, reason",
     [
@@ -216,20 +210,18 @@ def test_a_setting_that_no_algorithm_can_have_is_refused_by_the_algorithm():
         (b"seed = 3\nseed = 4\n", "is not valid TOML: "),
         (b"# caf\xe9\nseed = 3\n", "is not valid TOML: "),
         (None, "cannot be read: No such file or directory."),
+        ("a folder", "cannot be read: Is a directory"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content, reason):
     path = tmp_path / "experiment.toml"
-    if content is not None:
+    if content == "a folder":
+        path.mkdir()
+    elif content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError) as raised:
         Experiment.from_file(path)
     assert str(raised.value).startswith(f"{path} {reason}") and "\n" not in str(raised.value)
-
-
-def test_a_folder_is_no_experiment_file(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        Experiment.from_file(tmp_path)
 
 
 # -- as a file --------------------------------------------------------------------------------------------
@@ -244,7 +236,7 @@ keys = st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True).filter(lambda key: key
 sections = st.builds(lambda name, settings: {"name": name, **settings}, texts, st.dictionaries(keys, values))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     st.fixed_dictionaries(
         {

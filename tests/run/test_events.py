@@ -6,7 +6,7 @@ import io
 from rich.console import Console
 from support.observers import moment
 
-from coterie.clustering.history import Event, History, RoundLog, from_line
+from coterie.clustering.history import Event, History, RoundLog
 from coterie.run import progress
 from coterie.run.report import events
 
@@ -33,12 +33,6 @@ def log(number, moved=()):
 HISTOGRAM = {"edges": [0.0, 1.0, 2.0, 3.0], "counts": [4, 0, 9]}
 
 
-def test_an_event_is_written_and_read_back():
-    one = event(threshold=1.5, gap=[1.0, 2.0], histogram=HISTOGRAM)
-    assert from_line(one.to_line()) == one
-    assert from_line(log(3).to_line()) == log(3)
-
-
 def test_events_count_and_move_clients():
     history = History([event(), log(0), log(1, [[1, 1]]), event(2), log(2)], clients=3)
     assert len(history) == 3 and [e.after for e in history.events] == [0, 2]
@@ -46,6 +40,11 @@ def test_events_count_and_move_clients():
     assert history.total("seconds") == 2 * 2.0 + 3 * 0.5
     # a regrouping after a round is seen in the row of that round
     assert history.assignments().tolist() == [[1, -1, 0], [1, 1, 0], [1, 1, 0]]
+    # but the last exchange leaves the rows as they were
+    last = dataclasses.replace(event(1), name="finish", moved=[[[1, 2]]])
+    history = History([log(0, [[0, 1], [1, 0], [2, 0]]), last], clients=3)
+    assert history.assignments().tolist() == [[1, 0, 0]]
+    assert history.total("bytes_down") == 100 + 1500
 
 
 def test_the_table_tells_when_what_and_at_which_cost():
@@ -57,13 +56,6 @@ def test_the_table_tells_when_what_and_at_which_cost():
     last = dataclasses.replace(event(1), name="finish")  # all runs have that one: alone it is no news
     assert events.table(History([log(0), last], 3)) == ""
     assert events.table(History([event(), log(0), last], 3)).count("<tr>") == 3
-
-
-def test_the_last_exchange_leaves_the_rows_of_rounds_as_they_were():
-    last = dataclasses.replace(event(1), name="finish", moved=[[[1, 2]]])
-    history = History([log(0, [[0, 1], [1, 0], [2, 0]]), last], clients=3)
-    assert history.assignments().tolist() == [[1, 0, 0]]
-    assert history.total("bytes_down") == 100 + 1500
 
 
 def test_of_very_many_events_some_are_left_out():

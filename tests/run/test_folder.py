@@ -51,13 +51,12 @@ def test_a_new_folder_is_made_and_says_whose_it_is(tmp_path):
     folder.claim(ONE, resume=False, overwrite=False)
     assert folder.exists and not folder.finished
     assert folder.experiment() == ONE
-    assert names(folder.path) == [EXPERIMENT]
-
-
-def test_a_folder_that_holds_other_things_can_be_used(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    claim(tmp_path)
-    assert RunFolder(tmp_path).experiment() == ONE
+    assert names(folder.path) == [EXPERIMENT] and Recorder(folder).saved() is None
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "notes.txt").write_text("mine")  # other things may be there
+    for name, overwrite in (("b", False), ("c", True)):
+        claim(tmp_path / name, overwrite=overwrite)
+        assert RunFolder(tmp_path / name).experiment() == ONE
 
 
 def test_the_same_run_again_needs_to_be_told_what_to_do(tmp_path):
@@ -97,18 +96,10 @@ def test_overwriting_removes_what_a_run_has_written_and_nothing_else(tmp_path):
     claim(tmp_path, OTHER, overwrite=True)
     assert names(tmp_path) == sorted([*strangers, EXPERIMENT])
     assert RunFolder(tmp_path).experiment() == OTHER
-
-
-def test_overwriting_removes_the_folders_of_baselines(tmp_path):
-    claim(tmp_path)
-    RunFolder(tmp_path).baseline("local").claim(ONE, resume=False, overwrite=False)
-    claim(tmp_path, OTHER, overwrite=True)
-    assert os.listdir(tmp_path) == [EXPERIMENT]
-
-
-def test_overwriting_nothing_is_a_new_run(tmp_path):
-    claim(tmp_path / "new", overwrite=True)
-    assert RunFolder(tmp_path / "new").experiment() == ONE
+    claim(tmp_path / "plain")
+    RunFolder(tmp_path / "plain").baseline("local").claim(ONE, resume=False, overwrite=False)
+    claim(tmp_path / "plain", OTHER, overwrite=True)
+    assert os.listdir(tmp_path / "plain") == [EXPERIMENT]  # of a baseline, its folder too
 
 
 def test_what_is_left_when_overwriting_is_killed_never_passes_for_the_new_run(tmp_path, monkeypatch):
@@ -150,13 +141,6 @@ def test_files_of_a_run_without_its_experiment_are_not_continued(tmp_path, name,
         claim(tmp_path, resume=resume)
     assert f"{tmp_path} holds files of a run but no experiment.toml" in sentence(raised)
     assert names(tmp_path) == [name]
-
-
-def test_a_folder_without_a_run_says_so(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunFolderError) as raised:
-            RunFolder(path).experiment()
-        assert sentence(raised) == f"{path} holds no run (experiment.toml is missing)."
 
 
 @pytest.mark.parametrize(
@@ -269,11 +253,6 @@ def folder(tmp_path):
     return RunFolder(tmp_path)
 
 
-def test_a_new_run_has_nothing_to_start_from(folder):
-    assert Recorder(folder).saved() is None
-    assert names(folder.path) == [EXPERIMENT]
-
-
 def test_every_round_is_a_line_at_once(folder):
     recorder = begin(folder, every=1e9)
     for t in range(3):
@@ -283,7 +262,7 @@ def test_every_round_is_a_line_at_once(folder):
     assert not (folder.path / CHECKPOINT).exists()
 
 
-@pytest.mark.parametrize("rounds", [1, 5, ROUNDS])
+@pytest.mark.parametrize("rounds", [0, 5, ROUNDS])  # 0: the start, which may have taken long
 def test_a_run_continues_from_its_checkpoint(folder, rounds):
     record(folder, rounds)
     assert kept(folder, rounds)
@@ -328,11 +307,6 @@ def test_without_a_checkpoint_all_rounds_are_computed_again(folder):
     assert Recorder(folder).saved() is None
     begin(folder, every=1e9)
     assert (folder.path / "rounds.jsonl").read_bytes() == b""
-
-
-def test_a_start_that_took_long_is_kept(folder):
-    begin(folder)
-    assert kept(folder, 0)
 
 
 def test_a_run_that_goes_on_from_elsewhere_is_written_down_from_its_beginning(folder):

@@ -16,7 +16,7 @@ from coterie.run.config import Experiment
 from coterie.run.folder import Recorder, RunFolder
 
 DATA = ct.data.mixed_regression(clients=6, k=2, dim=3, examples=8, seed=1)
-LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=2, batch_size=3))
+LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=2))
 IFCA = ct.IFCA(k=2, rounds=3, n_init=2, participation=0.5)
 SRFCA = ct.SRFCA(rounds=2, refines=2, threshold="40%")
 
@@ -67,6 +67,7 @@ def test_each_of_several_observers_is_told_everything_in_order(algorithm):
     found = fit(algorithm, *diaries)
     first, *others = diaries
     assert len(first.moments) > 1 and order == list("abc") * len(first.moments)
+    assert first.began == []  # nobody is told that it goes on
     for other in others:
         same_moments(other.moments, first.moments)
     told = [record for moment in first.moments for record in moment.new]
@@ -125,12 +126,6 @@ def test_the_first_observer_that_has_kept_a_run_decides_from_where_it_goes_on():
         same_moments(rest.moments, diary.moments[numbers[0] + 1 :])
 
 
-def test_of_a_run_that_begins_nobody_is_told_that_it_goes_on():
-    diary = Diary()
-    fit(IFCA, diary)
-    assert diary.began == []
-
-
 # -- recorders --------------------------------------------------------------------------------------------
 
 
@@ -180,8 +175,8 @@ def test_what_happens_in_one_observer_happens_after_those_before_it_were_told(tm
 
 def test_states_are_those_after_what_is_told():
     diary = Diary()
-    found = fit(ct.Global(rounds=2), diary)
+    found = fit(IFCA, diary)
     logs = [r for m in diary.moments for r in m.new if isinstance(r, RoundLog)]
-    assert [log.round for log in logs] == [0, 1]
-    last = stacked.take(diary.moments[-1].states.models, 0)
+    assert [log.round for log in logs] == [0, 1, 2]
+    last = stacked.take(diary.moments[-1].states.models, found.history.restart)
     jax.tree.map(np.testing.assert_array_equal, last, jax.device_get(found.models))

@@ -72,17 +72,14 @@ def test_a_row_per_method_and_the_groups_against_the_truth(run):
     )
     assert summary.found == (1, 0)
     assert summary.matrix == ((2, 1), (0, 1))
+    content = json.loads(json.dumps(summary.to_json(), allow_nan=False))
+    assert content["rows"][0]["accuracy"] == 0.75 and content["matrix"] == [[2, 1], [0, 1]]
 
 
 def test_two_settings_of_one_algorithm_are_told_apart_by_their_folders(run):
     finished(run / "baselines" / "ifca-of-one-start", "ifca", [0, 0, 0, 0])
     storage.write_text(run / "baselines" / "notes.txt", "")
     assert [row.method for row in summarise(run).rows] == ["ifca", "ifca-of-one-start"]
-
-
-def test_a_program_can_read_it(run):
-    content = json.loads(json.dumps(summarise(run).to_json(), allow_nan=False))
-    assert content["rows"][0]["accuracy"] == 0.75 and content["matrix"] == [[2, 1], [0, 1]]
 
 
 def test_without_a_truth_there_is_no_matrix(tmp_path):

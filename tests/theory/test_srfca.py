@@ -27,7 +27,7 @@ def wrong(labels, truth):
     return (misplaced + (~known).sum()) / len(labels)
 
 
-@pytest.fixture(scope="module", params=[(50, False), (25, True)], ids=["as run", "as in the theorem"])
+@pytest.fixture(scope="module", params=[(25, False), (12, True)], ids=["as run", "as in the theorem"])
 def errors(request):
     """The misclustering after ONE_SHOT and after each REFINE, by seed.
 
@@ -100,8 +100,7 @@ def placed(minimisers, seed):
     return pairs
 
 
-@pytest.mark.parametrize("away", [3.0, -1e3])
-@pytest.mark.parametrize("count", range(MOST + 1))
+@pytest.mark.parametrize("count, away", [(0, 3.0), (1, -1e3), (MOST, 3.0), (MOST, -1e3)])
 def test_the_model_stays_among_the_honest_minimisers(count, away):
     """Each coordinate ends between the smallest and the largest of the honest clients' minimisers.
 
@@ -154,7 +153,7 @@ def bound(honest):
     return (1 - ETA * (mu - rho)) ** STEPS * first + spread / (mu - rho), best
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_clients_of_the_other_cluster_move_a_model_no_farther_than_the_honest_ones_differ(seed):
     data = ct.data.mixed_regression(
         k=2, clients=2 * CLIENTS, examples=400, dim=3, noise=0.5, scale=6.0, seed=seed

@@ -82,8 +82,8 @@ class SRFCA(KnownClusters[State]):
         Models are kept within this distance of the origin: the set W that Algorithm 3 projects onto.
     resample
         Cut each shard into 1 + R parts: one for ONE_SHOT and one for each REFINE, before which clients train
-        alone anew (Theorem 4.11). The paper needs it for its theory alone (Remark 4.12). Final rounds train on
-        the part of the last REFINE; clients that count by examples count with all of theirs.
+        alone anew (Theorem 4.11). The paper needs it for its theory alone (Remark 4.12). Final rounds train
+        on the part of the last REFINE; clients that count by examples count with all of theirs.
     final_rounds, final_proximal
         Further rounds of FedAvg without trimming within the clusters that were found, with mu of a proximal
         term (FedProx): what section 6 proposes.

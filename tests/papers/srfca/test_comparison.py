@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from coterie.errors import ConfigError, diverged
+from coterie.errors import diverged
 from coterie.papers.figures import FIGURES, find
 from coterie.papers.reproduce import reproduce
 from coterie.papers.srfca.authors import AUTHORS, METHODS
@@ -102,6 +102,8 @@ def test_no_setting_is_chosen_on_an_image_that_any_draw_is_tested_on(population)
         assert len(images(data.test)) == 359 and not seen & set(images(data.test))
         # while the very images that are trained on are known again, whichever way they are turned
         assert seen == set(images(data.train))
+        everything = images(data.train) + images(data.test)
+        assert len(everything) == len(set(everything)) == 1797  # no two clients hold the same
     assert experiment.trials <= TUNING_DRAW
 
 
@@ -110,13 +112,6 @@ def test_step_sizes_with_which_training_diverges_are_not_chosen():
     method = Method("spy", lambda problem, settings: Spy(set(), best=0.8, most=0.03))
     chosen, tried = experiment.tuned("rotated", method, seed=0)
     assert chosen["rate"] == 0.025 and max(tried["rate"]) == 0.2 and min(tried["rate"]) < 0.025
-
-
-@pytest.mark.parametrize("population", ["rotated", "inverted"])
-def test_no_two_clients_hold_the_same_image(population):
-    data = POPULATIONS[population].make(12, 3)
-    everything = images(data.train) + images(data.test)
-    assert len(everything) == len(set(everything)) == 1797
 
 
 def test_a_fifth_of_each_clients_training_examples_is_held_out():
@@ -166,12 +161,6 @@ def test_all_methods_know_how_to_train():
                 assert algorithm.pull == 0.4
 
 
-def test_lambda_beta_and_what_draws_to_centres_are_chosen_like_step_sizes():
-    assert TEXT["srfca"].tuned == TEXT["srfca-equal"].tuned == ("rate", "threshold", "trim")
-    assert TEXT["fedsoft"].tuned == ("rate", "pull") and TEXT["fedprox"].tuned == ("rate", "mu")
-    assert all(method.tuned[0] == "rate" for method in TEXT.values())
-
-
 def test_the_released_rows_have_the_released_settings():
     experiment = find("srfca/synthetic", "full", "authors")
     assert (experiment.clients, experiment.rounds, experiment.local) == (50, 56, 5)
@@ -193,11 +182,3 @@ def test_the_released_rows_have_the_released_settings():
     rates = {name: AUTHORS[name].local({}, 5).lr for name in ("ifca-released", "global-released")}
     assert rates == {"ifca-released": 3.9e-4, "global-released": 1e-3}
     assert not any(AUTHORS[name].tuned for name in AUTHORS if name.endswith("released"))
-
-
-def test_a_scale_is_called_the_papers_only_where_it_has_the_papers_sizes():
-    assert find("srfca/digits", "full", "text").scale == "full"
-    with pytest.raises(ConfigError, match="--scale paper: choose one of smoke, small, full for srfca/digits"):
-        find("srfca/digits", "paper", "text")
-    with pytest.raises(ConfigError, match="--scale full: choose one of smoke, small, paper for ifca/fig2a"):
-        find("ifca/fig2a", "full", "text")

