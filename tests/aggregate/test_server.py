@@ -127,6 +127,7 @@ def test_without_momentum_and_with_whole_steps_it_is_plain_averaging():
     np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_nobody_belongs_to_stays_where_it_is():
     optimiser, reference = CASES["momentum"]
     starts = np.stack([STARTS[0], np.full(3, 100, np.float32)])

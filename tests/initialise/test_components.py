@@ -89,6 +89,7 @@ def test_ifca_finds_the_groups_of_digits_without_k():
     assert (begun.name, begun.asks) == ("start", 2)  # clients' models, and what they cost each other
 
 
+@pytest.mark.slow
 def test_ifca_goes_on_from_the_means_of_the_components():
     data, init = population(0), ct.Components(rounds=6, threshold=2.0, distance="l2")
     wanted, _, _ = expected(data.train, init)

@@ -61,6 +61,7 @@ def test_starts_differ_and_do_not_depend_on_the_order_of_clients():
     np.testing.assert_allclose(found, turned, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_answer_is_replaced_by_a_fresh_model():
     data, init = population().train, ct.FarthestLoss(rounds=3)
     found, fresh = start(data, init, silent=lambda number, name: range(9) if name == "TrainAlone" else [])

@@ -145,6 +145,7 @@ def test_the_iteration_finds_the_singular_vectors(seed, estimator):
     common = {"anchors": 6, "iterations": 1, "estimator": estimator, "alpha": 1.0, "beta": 1.0}
     common["power_iterations"] = 3000  # where it begins depends on the basis: not when it has ended
     trace, federation = traced(ct.MomentDescent(**common, subspace="svd"), data.train)
+    assert len(federation.asks) == 1 + (1 + 1)  # the sizes, the whole moment, and the step
     (task,) = tasks(federation, "DescendMoment")
     found = matrix(task.subspace, 2)[0]  # of any anchor: all are in one place
     start = thetas(trace)[0][0]
@@ -224,16 +225,12 @@ def test_in_the_conference_version_an_anchor_below_the_threshold_is_asked_again_
 
 
 def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace_and_one():
-    data = population(sizes=EQUAL)
-    for chosen, per_iteration in (
-        (ct.MomentDescent(anchors=6, iterations=3, subspace="svd", alpha=1.0, beta=1.0), 1 + 1),
-        (ct.MomentDescent(anchors=6, iterations=3, subspace_iterations=6), 6 + 1),
-    ):
-        _, federation = traced(chosen, data.train)
-        assert len(federation.asks) == 1 + 3 * per_iteration
-        assert type(federation.asks[0].task) is CountExamples
+    data, settings = population(), ct.MomentDescent(anchors=6, iterations=3, subspace_iterations=6)
+    _, federation = traced(settings, data.train)
+    assert len(federation.asks) == 1 + 3 * (6 + 1)
+    assert type(federation.asks[0].task) is CountExamples
     both = recorded(data.train)
-    traces(chosen, both, starts=2)
+    traces(settings, both, starts=2)
     assert len(both.asks) == len(federation.asks)  # starts share every exchange
 
 

@@ -10,7 +10,7 @@ from coterie.initialise.random import fresh_model
 from coterie.models import stacked
 
 DATA = ct.data.mixed_regression(clients=2, examples=3, dim=4)
-LEARNER = ct.Learner(ct.models.Linear(bias=True), "squared")
+LEARNER = ct.Learner(ct.models.Linear(), "squared")
 
 
 def same(models, others):

@@ -221,6 +221,7 @@ def test_a_flax_like_model_is_evaluated_and_trained(loss):
         assert np.abs(g).max() > 0
 
 
+@pytest.mark.slow
 def test_a_nested_model_goes_through_an_algorithm():
     data = ct.data.mixed_regression(k=1, clients=3, examples=6, dim=4, noise=0)
     shards = ct.Shards.from_lists([x for x, _ in data.train], [(y > 0).astype(int) for _, y in data.train])

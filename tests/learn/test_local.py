@@ -123,6 +123,7 @@ def test_epochs_and_keys_shuffle_differently():
     assert batches(**EPOCHS, key=jax.random.key(8))[:3] not in (first, second)
 
 
+@pytest.mark.slow
 def test_every_example_is_equally_likely_in_the_first_batch():
     shard = padded(np.eye(N, dtype=np.float32), np.zeros(N, np.float32), N)
     rule = ct.Optax(RECORD, steps=1, batch_size=3)

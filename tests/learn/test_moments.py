@@ -86,7 +86,10 @@ def test_the_transposed_product_of_two_examples_exchanges_them():
     )
 
 
-@pytest.mark.parametrize("size, estimator", [(1, "pairs"), (7, "pairs"), (2, "two")])
+@pytest.mark.parametrize(
+    "size, estimator",
+    [(7, "pairs"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, "pairs"), (2, "two")))],
+)
 def test_padding_changes_nothing(size, estimator):
     x, y, models, directions = problem(2)
     bare, padded, other = shard(x[:size], y[:size], size), shard(x, y, size), shard(x.copy(), y.copy(), size)
@@ -131,6 +134,15 @@ def test_all_pairs_are_unbiased():
     assert (alone > 20 * np.diag(error)).all()
 
 
+def test_curvature_is_the_features_second_moment_along_the_directions():
+    x, y, models, directions = problem(4)
+    reply = multiply(directions, shard(x, y, 6), models[0], curvature=True)
+    for h in range(ANCHORS):
+        wanted = directions[h] @ (x[:6].T @ x[:6] / 6) @ directions[h].T
+        np.testing.assert_allclose(reply.value["curvature"][h], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_for_any_loss_eps_is_minus_the_gradient_of_one_example():
     rng = np.random.default_rng(5)
     data = ct.data.Shards.from_lists([rng.standard_normal((6, 3))], [rng.integers(0, 3, 6)], classes=3)

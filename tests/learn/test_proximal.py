@@ -78,6 +78,7 @@ def test_several_outputs_and_a_bias():
     np.testing.assert_allclose(found - start, -0.2 * flat, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_network_is_brought_near_its_proximal_minimum():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((30, 4)).astype(np.float32)

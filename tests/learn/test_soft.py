@@ -143,7 +143,9 @@ class Unmarked(ct.models.Linear):
     linear_in_parameters = False
 
 
-@pytest.mark.parametrize("model, tolerance", [(ct.models.Linear, 1e-4), (Unmarked, 2e-3)])
+@pytest.mark.parametrize(
+    "model, tolerance", [(ct.models.Linear, 1e-4), pytest.param(Unmarked, 2e-3, marks=pytest.mark.slow)]
+)
 def test_proximal_finds_the_minimum(model, tolerance):
     spec = ct.Shards.from_lists([np.zeros((2, D))], [np.zeros(2)]).spec
     model = ct.Learner(model(), "squared").for_data(spec).model

@@ -61,7 +61,10 @@ CASES = {
         ct.IFCA(k=2, rounds=2, n_init=2, init=ct.OneShot(rounds=2), share=bias, preset="authors"),
     ),
     # nobody takes the second model
-    "ifca, revived": ("regression", ct.IFCA(k=2, rounds=3, init=[[0.0] * 6, [99.0] * 6], empty="revive")),
+    "ifca, revived": (
+        "regression",
+        ct.IFCA(k=2, rounds=3, init=np.array([[0.0] * 6, [99.0] * 6]), empty="revive"),
+    ),
     "ifca, farthest, settled": (
         "regression",
         ct.IFCA(k=2, rounds=5, n_init=2, init=ct.FarthestLoss(rounds=2), settle=1, recheck=2),
