@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from coterie.errors import DataError
+
+BLOCK = 2**22  # numbers that are looked at together
 
 
 def distinct_ids(ids: Any, count: int) -> np.ndarray:
@@ -17,7 +21,7 @@ def distinct_ids(ids: Any, count: int) -> np.ndarray:
         raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
     if names.dtype.kind not in "iuU":
         names = names.astype(str)
-    distinct, times = np.unique(names.astype(str), return_counts=True)
+    distinct, times = np.unique(names, return_counts=True)
     if len(distinct) < count:
         raise DataError(f"client id {str(distinct[times > 1][0])!r} is given twice: ids must be distinct.")
     return names
@@ -95,3 +99,45 @@ def common_shape(
         y.dtype.name,
         (classes or highest + 1) if labels else None,
     )
+
+
+def flat_shape(
+    x: np.ndarray, y: np.ndarray, client: np.ndarray, classes: int | None
+) -> tuple[tuple[int, ...], str, tuple[int, ...], str, int | None]:
+    """The same of flat arrays, in which example e is of client `client[e]`."""
+    one = [client[0]], [one_client(client[0], x[:1], y[:1])]
+    shape = common_shape(*one, classes)
+    labels = shape[4] is not None
+
+    def wrong(block: slice) -> int | None:
+        """The first example of a block that cannot be used."""
+        usable = _usable(x[block]) & _usable(y[block])
+        if labels:
+            usable &= _per_example((y[block] >= 0) & (y[block] < (classes or np.inf)))
+        return None if usable.all() else block.start + int(usable.argmin())
+
+    some = max(1, BLOCK // max(1, x[0].size + y[0].size))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        blocks = [slice(first, first + some) for first in range(0, len(x), some)]
+        for example in threads.map(wrong, blocks):
+            if example is not None:
+                mine = client == client[example]
+                name = client[example]
+                common_shape([name], [one_client(name, x[mine], y[mine])], classes)  # says what is wrong
+    return *shape[:4], (classes or int(y.max()) + 1) if labels else None
+
+
+def _usable(array: np.ndarray) -> np.ndarray:
+    """Which examples hold numbers that can be used."""
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(array.sum(dtype=np.float32)):  # then all of them are, and that is far quicker
+                return np.ones(len(array), bool)
+            return _per_example(np.isfinite(array.astype(np.float32)))
+    if array.dtype.kind in "iu" and array.dtype.itemsize > 4:
+        return _per_example(array.astype(np.int32) == array)
+    return np.ones(len(array), bool)
+
+
+def _per_example(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values.reshape(len(values), -1).all(axis=1))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from coterie import storage
 from coterie.data import allocate, checks
 from coterie.errors import DataError
 
+COPIED_BYTES = 2**25  # at once, by each thread
 PADDING = 2**14  # numbers: a program for one bucket more takes longer to compile than these to compute
 
 
@@ -126,7 +129,14 @@ class Shards:
         pairs = [checks.one_client(names[i], a, b) for i, (a, b) in enumerate(zip(x, y, strict=True))]
         spec = Spec(*checks.common_shape(names, pairs, classes))
         sizes = np.array([len(a) for a, _ in pairs], np.int64)
-        return cls._fill(names, spec, sizes, pairs.__getitem__, folder)
+
+        def rows(members: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> None:
+            stops = np.cumsum(sizes[members])
+            at = _padded(stops - sizes[members], sizes[members], xs.shape[1])
+            for i, out in enumerate((xs, ys)):
+                np.take(np.concatenate([pairs[m][i] for m in members]), at, axis=0, out=out, mode="clip")
+
+        return cls._fill(names, spec, sizes, rows, folder)
 
     @classmethod
     def from_flat(
@@ -141,7 +151,7 @@ class Shards:
         """Shards from flat arrays: example `e` belongs to the client named `client[e]`.
 
         Client ids are the distinct values of `client`, sorted; a client's examples keep their order. `x`
-        may be memory-mapped: with `folder` given, only one client at a time is in memory.
+        may be memory-mapped: with `folder` given, only some clients at a time are in memory.
         """
         x, y, client = np.asanyarray(x), np.asanyarray(y), np.asarray(client)
         if not len(x) == len(y) == len(client) or client.ndim != 1:
@@ -151,21 +161,19 @@ class Shards:
             )
         if len(x) == 0:
             raise DataError("there are no examples: x is empty.")
-        try:
-            names, owner = np.unique(client, return_inverse=True)
-        except TypeError as error:
-            raise DataError(
-                f"client ids of different types cannot be sorted ({error}): make them all text."
-            ) from error
-        order = np.argsort(owner, kind="stable")
-        sizes = np.bincount(owner, minlength=len(names))
-        stops = np.cumsum(sizes)
+        names, order, starts = _by_owner(client)
+        sizes = np.diff(starts, append=len(client))
+        spec = Spec(*checks.flat_shape(x, y, client, classes))
 
-        def rows(i: int) -> tuple[np.ndarray, np.ndarray]:
-            mine = order[stops[i] - sizes[i] : stops[i]]
-            return checks.one_client(names[i], x[mine], y[mine])
+        def rows(members: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> None:
+            at = _padded(starts[members], sizes[members], xs.shape[1])
+            at = at if order is None else order[at]
+            for source, out in ((x, xs), (y, ys)):
+                if source.dtype == out.dtype:
+                    np.take(source, at, axis=0, out=out, mode="clip")
+                else:
+                    out[:] = source[at]
 
-        spec = Spec(*checks.common_shape(names, map(rows, range(len(names))), classes))
         return cls._fill(checks.distinct_ids(names, len(names)), spec, sizes, rows, folder)
 
     @classmethod
@@ -174,20 +182,23 @@ class Shards:
         ids: np.ndarray,
         spec: Spec,
         sizes: np.ndarray,
-        client: Callable[[int], tuple[np.ndarray, np.ndarray]],
+        rows: Callable[[np.ndarray, np.ndarray, np.ndarray], None],
         folder: str | Path | None,
     ) -> Shards:
+        """Shards of these sizes; `rows(members, x, y)` writes the padded examples of some clients."""
         new = allocate.in_memory if folder is None else allocate.in_folder(Path(folder))
         buckets = []
-        for b, members in enumerate(_by_size(sizes, spec)):
-            width = int(sizes[members].max())
-            xs = new(f"{b}.x", (len(members), width, *spec.x_shape), np.dtype(spec.x_dtype))
-            ys = new(f"{b}.y", (len(members), width, *spec.y_shape), np.dtype(spec.y_dtype))
-            for row, i in enumerate(members):
-                x, y = client(int(i))
-                own = np.arange(width) % len(x)
-                xs[row], ys[row] = x[own], y[own]
-            buckets.append(Bucket(xs, ys, sizes[members].astype(np.int32), members))
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for b, members in enumerate(_by_size(sizes, spec)):
+                width = int(sizes[members].max())
+                xs = new(f"{b}.x", (len(members), width, *spec.x_shape), np.dtype(spec.x_dtype))
+                ys = new(f"{b}.y", (len(members), width, *spec.y_shape), np.dtype(spec.y_dtype))
+                some = max(1, COPIED_BYTES // (xs[0].nbytes + ys[0].nbytes))
+                parts = [slice(first, first + some) for first in range(0, len(members), some)]
+                # to copy lets go of the interpreter's lock
+                for _ in threads.map(lambda p: rows(members[p], xs[p], ys[p]), parts):  # noqa: B023
+                    pass
+                buckets.append(Bucket(xs, ys, sizes[members].astype(np.int32), members))
         shards = cls(ids, spec, buckets)
         if folder is not None:
             shards._write_index(Path(folder))
@@ -319,3 +330,26 @@ def _by_size(sizes: np.ndarray, spec: Spec) -> Iterator[np.ndarray]:
             smaller = members[:0]
         smaller = np.sort(np.concatenate([smaller, members]))
     yield smaller
+
+
+def _by_owner(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """The clients in order, their examples one client after another, and where each one's begin.
+
+    The order is None where examples are in it already.
+    """
+    try:
+        ordered = bool((client[1:] >= client[:-1]).all())
+        order = None if ordered else np.argsort(client, kind="stable")
+    except TypeError as error:
+        raise DataError(
+            f"client ids of different types cannot be sorted ({error}): make them all text."
+        ) from error
+    owner = client if order is None else client[order]
+    starts = np.concatenate([[0], np.flatnonzero(owner[1:] != owner[:-1]) + 1])
+    return owner[starts], order, starts
+
+
+def _padded(starts: np.ndarray, sizes: np.ndarray, width: int) -> np.ndarray:
+    """Which examples fill each client's row, of those that begin at `starts`: its own, over and over."""
+    at: np.ndarray = starts[:, None] + np.arange(width) % sizes[:, None]
+    return at
