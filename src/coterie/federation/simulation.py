@@ -19,6 +19,7 @@ from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
 from coterie.federation import debug, streaming
+from coterie.federation.compiled import keep_compiled_programs
 from coterie.federation.devices import mesh, spread, use_every_core
 from coterie.federation.participants import Participants, placed
 from coterie.federation.program import Memory, Program, Rows, Share
@@ -92,6 +93,7 @@ class Simulation:
     ) -> None:
         _check(batch, precision, drop)
         use_every_core()
+        keep_compiled_programs()
         available = list(devices) if devices is not None else jax.local_devices()
         grid = mesh(available[: len(shards)])
         self._shards: Shards | None = shards

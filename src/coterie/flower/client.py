@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +14,10 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from jaxtyping import Array
 
-from coterie import keys, storage
+from coterie import keys
 from coterie.data.shards import Shards, Spec
 from coterie.errors import CoterieError, DataError, SettingError
+from coterie.federation.compiled import keep_compiled_programs
 from coterie.flower import wire
 from coterie.learn.catalogue import TASKS
 from coterie.learn.learner import Learner
@@ -156,7 +156,7 @@ def client_app(make: Callable[[Context], Client]) -> ClientApp:
     It says who it is and what its examples look like, and carries out what it is asked. A mistake that a
     user can mend (a file that is not there, examples of another shape) goes back as one sentence.
     """
-    _keep_compiled_programs()
+    keep_compiled_programs()  # Flower starts a process for every message
     app = ClientApp()
     made: dict[int, Client] = {}
 
@@ -209,11 +209,3 @@ def _of_name(arrays: wire.Arrays, name: str) -> wire.Arrays:
     return {
         full: a for full, a in arrays.items() if full == name or full.startswith((f"{name}/", f"{name}:"))
     }
-
-
-def _keep_compiled_programs() -> None:
-    """Flower starts a process for every message: programs compiled in one are kept for the next."""
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", str(storage.cache() / "xla"))
-        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
