@@ -102,7 +102,9 @@ def fitted(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("case", "inner"), [("momentum", Median()), ("adam", Mean())], ids=["median", "mean"]
+    ("case", "inner"),
+    [("momentum", Median()), pytest.param("adam", Mean(), marks=pytest.mark.slow)],
+    ids=["median", "mean"],
 )
 def test_one_model_is_trained_as_the_formulas_say(case, inner):
     optimiser, reference = CASES[case]

@@ -65,7 +65,7 @@ def alone():
     return ask(federation, ASKED[REAL]), ask(federation, ASKED[REAL], Summing(2))
 
 
-@pytest.mark.parametrize("name", FEDERATIONS)
+@pytest.mark.parametrize("name", ["compiled", pytest.param("streamed", marks=pytest.mark.slow), "flower"])
 def test_nobody_is_asked_in_a_blank_place(name, alone):
     federation = FEDERATIONS[name]()
     kept, summed = alone

@@ -31,7 +31,9 @@ ANOTHER = pytest.mark.slow  # process that starts JAX
     "lines, environment, expected",
     [
         pytest.param([LEARN_FIRST, SIMULATE], None, CORES, id="by default"),
-        pytest.param(["jax.config.update('jax_num_cpu_devices', 5)", SIMULATE], None, 5, id="set"),
+        pytest.param(
+            ["jax.config.update('jax_num_cpu_devices', 5)", SIMULATE], None, 5, id="set", marks=ANOTHER
+        ),
         pytest.param(
             [SIMULATE],
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"},

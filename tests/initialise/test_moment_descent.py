@@ -205,6 +205,7 @@ def test_a_stopped_anchor_stays_and_when_all_have_stopped_nobody_is_asked():
     np.testing.assert_array_equal(thetas(trace)[0], thetas(trace)[-1])
 
 
+@pytest.mark.slow
 def test_in_the_conference_version_an_anchor_below_the_threshold_is_asked_again_and_may_go_on():
     data = population(0, sizes=EQUAL)
     common = {"anchors": 6, "iterations": 8, "clients": 9, "alpha": 1.0, "beta": 1.0, "separation": 2.0}
@@ -229,9 +230,6 @@ def test_exchanges_are_one_for_the_sizes_and_per_iteration_those_of_the_subspace
     _, federation = traced(settings, data.train)
     assert len(federation.asks) == 1 + 3 * (6 + 1)
     assert type(federation.asks[0].task) is CountExamples
-    both = recorded(data.train)
-    traces(settings, both, starts=2)
-    assert len(both.asks) == len(federation.asks)  # starts share every exchange
 
 
 # -- line 16 ----------------------------------------------------------------------------------------------
@@ -373,10 +371,13 @@ def test_the_order_of_the_clients_does_not_matter():
 def test_neither_padding_nor_batches_nor_other_starts_matter():
     data = population(2, sizes=[5, 6, 7, 9, 12])
     settings = ct.MomentDescent(anchors=3, iterations=1, subspace_iterations=2, alpha=1.0, beta=1.0)
-    wanted = thetas(traced(settings, data.train)[0])[-1]
+    trace, alone = traced(settings, data.train)
+    wanted = thetas(trace)[-1]
     spread, _ = traced(settings, data.train, batch=1, devices=None)
     np.testing.assert_allclose(thetas(spread)[-1], wanted, **CLOSE)
-    many = [thetas(trace)[-1] for trace in traces(settings, recorded(data.train), starts=3)]
+    together = recorded(data.train)
+    many = [thetas(trace)[-1] for trace in traces(settings, together, starts=3)]
+    assert len(together.asks) == len(alone.asks)  # starts share every exchange
     np.testing.assert_allclose(many[0], wanted, **CLOSE)
     assert not np.allclose(many[1], many[2], atol=1e-2)
 
@@ -385,11 +386,10 @@ def test_the_call_gives_the_groups_of_the_last_iteration():
     data = population()
     settings = ct.MomentDescent(anchors=6)
     federation = recorded(data.train)
-    both = traces(settings, federation, starts=2)
-    for trace, models in zip(both, started(federation, LEARNER, settings, K, starts=2), strict=True):
-        assert matrix(models).shape == (K, DIM)
-        np.testing.assert_array_equal(matrix(models), matrix(trace[-1].centres(K)))
-        assert len(trace) == 1 + settings.iterations
+    (trace,), (models,) = traces(settings, federation), started(federation, LEARNER, settings, K)
+    assert matrix(models).shape == (K, DIM)
+    np.testing.assert_array_equal(matrix(models), matrix(trace[-1].centres(K)))
+    assert len(trace) == 1 + settings.iterations
 
 
 @pytest.mark.slow

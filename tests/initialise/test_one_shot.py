@@ -152,6 +152,7 @@ def test_another_number_of_groups_is_found_too():
     assert found.k == k and ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
+@pytest.mark.slow
 def test_no_more_groups_are_tried_than_there_can_be():
     found = ct.OneShotKMeans(rounds=0, alone=ALONE).fit(population(1).train[FEW], LEARNER, seed=1)
     assert list(found.history.events[0].details["silhouettes"]) == ["2", "3", "4"]
