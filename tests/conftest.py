@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in SLOW:
             item.add_marker("slow")
+    # real deployments wait for other programs most of the time: first, while there is other work to do
+    items.sort(key=lambda item: item.path.name != "test_deployment.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -316,3 +316,5 @@ def test_asking_needs_a_learner_that_fits_and_clients_that_exist(shards):
         ct.Simulation(shards).with_learner(ct.Learner(ct.models.MLP()))
     with pytest.raises(SettingError, match="between 0 and 9"):
         of(shards).select(np.array([10]))
+    with pytest.raises(SettingError, match="this task has no models"):
+        of(shards).ask(CountExamples(), only=np.zeros(len(SIZES), np.int32))

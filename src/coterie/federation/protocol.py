@@ -89,6 +89,10 @@ class Traffic(eqx.Module):
         down = bytes_of(everybody) + bytes_of(each) // asked
         if only is None:
             return cls(np.ones(asked, bool), np.zeros(asked, bool), down, 0, up)
+        if "models" not in everybody:
+            raise SettingError(
+                "`only` names one of a task's models for each client: this task has no models."
+            )
         down += bytes_of(only) // asked
         models, k = everybody["models"], jax.tree.leaves(everybody["models"])[0].shape[only.ndim - 1]
         one_model = (only >= 0).reshape(asked, -1).all(axis=1)
