@@ -16,7 +16,12 @@ from coterie import registry
 from coterie.errors import ConfigError, SettingError
 from coterie.learn import losses
 
-EVERY_PART = [(kind, name) for kind, parts in registry.PARTS.items() for name in parts]
+NEEDS_TORCH = [pytest.mark.slow, pytest.mark.torch]  # run when PyTorch is installed, for `make test-all`
+EVERY_PART = [
+    pytest.param(kind, name, marks=NEEDS_TORCH if name == "torch" else ())
+    for kind, parts in registry.PARTS.items()
+    for name in parts
+]
 
 THINGS = [
     ("model", ct.models.Linear()),

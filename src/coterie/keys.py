@@ -65,13 +65,14 @@ def participants(seed: int, round_: int, clients: np.ndarray, count: int) -> np.
     """
     if count >= len(clients):
         return np.arange(len(clients))
-    salt = token(f"participants/{seed}/{round_}")
-    lots = _mix(clients ^ salt)
-    return np.sort(np.argsort(lots, kind="stable")[:count])
+    drawn = lots(f"participants/{seed}/{round_}", clients)
+    return np.sort(np.argsort(drawn, kind="stable")[:count])
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
-    # the finaliser of splitmix64: a bijection of 64-bit words, so distinct clients draw distinct lots
+def lots(purpose: str, clients: np.ndarray) -> np.ndarray:
+    """64 random bits for each client, from its token and the purpose alone; no two draw the same."""
+    z = clients ^ token(purpose)
+    # the finaliser of splitmix64, a bijection of 64-bit words
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)  # modulo 2**64
     return np.asarray(z ^ (z >> np.uint64(31)))

@@ -111,10 +111,8 @@ def aggregation_of(u, sizes):
 
 def ring_of(seed, t, s, name):
     """When a client rings for a cluster, at rate 1: from the seed, the round, the cluster and its id."""
-    key = jax.random.fold_in(jax.random.fold_in(keys.purpose(seed, "selection"), t), s)
-    token = keys.words(keys.tokens([name]))[0]
-    high, low = map(int, jax.random.bits(keys.of_client(key, jnp.asarray(token)), (2,)))
-    return -np.log((high * 2**32 + low + 0.5) / 2**64)
+    lot = int(keys.lots(f"selection/{seed}/{t}/{s}", keys.tokens([name]))[0])
+    return -np.log((lot + 0.5) / 2**64)
 
 
 def selection_of(v, count, seed, t, names):
@@ -260,7 +258,7 @@ def asked_of(counts, names=NAMES, present=None, seed=0):
 
 
 COUNTS = np.random.default_rng(0).integers(0, 20, (len(NAMES), K))
-ROUNDS = 50  # of which selections are looked at: for every other number, they are compiled anew
+ROUNDS = 50  # of which selections are looked at
 
 
 def sequential(v, count):

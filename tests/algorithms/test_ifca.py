@@ -191,6 +191,7 @@ class Same:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", ["models", pytest.param("gradients", marks=pytest.mark.slow)])
 def test_seeds_rounds_and_starts_draw_other_minibatches(average):
     data, local = population(), learner(steps=1, batch_size=3)

@@ -96,6 +96,7 @@ class Apart:
         yield
 
 
+@pytest.mark.slow
 # seeds with which starts would end elsewhere if clients had to be settled in all of them to be so in one
 @pytest.mark.parametrize(
     ("seed", "participation"), [(5, 7), pytest.param(11, CLIENTS, marks=pytest.mark.slow)]

@@ -183,13 +183,7 @@ SETTINGS = {  # and on which data
 EXAMPLES = {True: 2, False: 1}  # so many times as many, where each is used once
 
 
-QUICK = [
-    "as printed",
-    "as run",
-    "half of the clients by examples",
-    "other examples, warm",
-    "FedProx in the end",
-]
+QUICK = ["as printed", "as run"]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def finished(tmp_path_factory):
     return path, invoke(*SMOKE, "--out", path)
 
 
+@pytest.mark.slow
 def test_the_claim_and_what_was_found_stand_side_by_side(finished):
     path, answer = finished
     assert answer.exit_code == 0, answer.output

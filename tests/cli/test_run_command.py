@@ -277,6 +277,7 @@ def test_the_version_of_the_installed_command():
     assert answer.stdout == f"coterie {coterie.__version__}\n" and answer.stderr == ""
 
 
+@pytest.mark.slow
 def test_on_a_terminal_progress_is_a_bar_and_json_is_still_json(tmp_path):
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "coterie", "run", *SMALL, "--baselines", "none", "--json"]

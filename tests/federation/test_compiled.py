@@ -36,6 +36,7 @@ def ran(cache, **environment):
     return folder, int(warnings), float(loss)
 
 
+@pytest.mark.slow
 def test_they_are_kept_in_our_cache_and_read_from_it(tmp_path):
     folder, warnings, loss = ran(tmp_path)
     assert folder == str(tmp_path / "xla") and warnings == 0

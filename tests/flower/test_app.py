@@ -150,6 +150,7 @@ def test_held_out_examples_are_evaluated_where_they_are(part, finished, file):
     assert asked.count("test") == 2  # once for each method
 
 
+@pytest.mark.slow
 def test_a_report_can_be_written_though_clients_joined_late_and_were_missing(file, tmp_path):
     settings = "flower.min_clients=3 flower.min_replies=1 algorithm.participation=1.0 algorithm.rounds=5"
     config = {"out": str(tmp_path / "run"), "set": f'{settings} baselines=["local"]'}

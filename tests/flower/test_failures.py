@@ -263,6 +263,7 @@ def test_a_client_that_reports_nonsense_at_the_end_spoils_nothing(value):
     assert found.assignment.tolist() == [last[i] if i == 2 else expected[i] for i in ALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [0, 1])
 def test_nonsense_about_one_start_at_the_end_does_not_decide_which_is_kept(restart):
     algorithm = ct.IFCA(k=2, rounds=3, n_init=2)

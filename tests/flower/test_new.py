@@ -29,6 +29,7 @@ def build(project, out):
     return set(zipfile.ZipFile(bundle).namelist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_data", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_flower_builds_an_app_of_it_without_keys_or_results(tmp_path, own_data):
     project = tmp_path / "My-Study"

@@ -331,6 +331,7 @@ def classes_of(*counts):
     return InProcessGrid([labelled(name, count) for name, count in zip(NAMES, counts, strict=False)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(2, 3, 3), (3, 3, 2)])
 def test_those_who_begin_have_as_many_classes_as_any_of_them(counts):
     here = federation(classes_of(*counts), min_clients=3)

@@ -115,7 +115,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# settings whose parts are in other lines as well
+VARIANTS = {
+    "ifca, one shot, frozen weights",
+    "ifca, revived",
+    "ifca, components",
+    "srfca, as printed, re-sampled",
+    "one-shot k-means, no training after it",
+    "local, some clients, minibatches",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in CASES]
+)
 def test_flower_and_simulation_agree(name):
     problem, algorithm = CASES[name]
     data, learner = PROBLEMS[problem]

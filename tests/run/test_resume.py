@@ -142,6 +142,7 @@ def test_killed_at_any_write_it_ends_the_same(uninterrupted, tmp_path):
         assert result(path) == uninterrupted, f"killed at write {moment}"
 
 
+@pytest.mark.slow
 def test_with_a_full_disk_at_any_write_it_says_so_and_ends_the_same(uninterrupted, tmp_path):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     total = moments(tmp_path / "count")

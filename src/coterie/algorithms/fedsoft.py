@@ -9,13 +9,12 @@ are their means.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie import keys
 from coterie.algorithms import algorithm
@@ -215,10 +214,10 @@ class FedSoft(Algorithm[State]):
         here = known & np.isin(np.arange(len(known)), server.present)
         # those that are away are waited for only if there is nobody else
         rates = np.asarray(self.weights(state.counts)) * (here if here.any() else known)[:, None]
-        tokens = jnp.asarray(keys.words(keys.tokens(server.ids)))
-        numbers = jnp.arange(rounds.start, rounds.stop)
-        words = np.asarray(_words(server.key("selection"), numbers, tokens, self.k))
-        uniform = (words[..., 0] * 2.0**-32 + words[..., 1] * 2.0**-64) + 2.0**-65
+        tokens = keys.tokens(server.ids)
+        purposes = [[f"selection/{server.seed}/{t}/{s}" for s in range(self.k)] for t in rounds]
+        lots = np.stack([np.stack([keys.lots(p, tokens) for p in each], axis=-1) for each in purposes])
+        uniform = (lots + 0.5) * 2.0**-64  # above 0, and rarely 1: who then rings at once
         ring = np.full(uniform.shape, np.inf)
         np.divide(-np.log(uniform), rates, out=ring, where=rates > 0)
         first_to_ring = np.argsort(ring, axis=1, kind="stable")[:, : self.select]
@@ -271,19 +270,3 @@ class FedSoft(Algorithm[State]):
 def _sure(counts: Int[np.ndarray, "clients k"]) -> float:
     """The share of a client's examples that are nearest to the same centre, on average over clients."""
     return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
-
-
-@partial(jax.jit, static_argnums=3)
-def _words(
-    key: Key[Array, ""], rounds: Int[Array, " rounds"], tokens: UInt32[Array, "clients 2"], k: int
-) -> UInt32[Array, "rounds clients k 2"]:
-    """64 random bits for each round, client and cluster."""
-
-    def drawn(t: Array, token: Array, s: Array) -> Array:
-        own = keys.of_client(jax.random.fold_in(jax.random.fold_in(key, t), s), token)
-        return jax.random.bits(own, (2,))
-
-    over_clusters = jax.vmap(drawn, (None, None, 0))
-    over_clients = jax.vmap(over_clusters, (None, 0, None))
-    words: Array = jax.vmap(over_clients, (0, None, None))(rounds, tokens, jnp.arange(k))
-    return words

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -143,6 +144,14 @@ def shape_of(
 ) -> Reply:
     """The shapes of a client's reply (of one start); defaults, which do not travel, stay plain numbers."""
     content = everybody, each, only, kept
+    leaves, tree = jax.tree.flatten((content, learner, shard))
+    shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "dtype") else a for a in leaves)
+    return _shape_of(kind, starts, tree, tuple(shapes))
+
+
+@lru_cache(maxsize=256)  # every ask over Flower needs it, and tracing a local update takes a while
+def _shape_of(kind: Kind, starts: int | None, tree: Any, leaves: tuple[Any, ...]) -> Reply:
+    content, learner, shard = tree.unflatten(leaves)
     if starts is not None:
         content = jax.eval_shape(lambda t: jax.tree.map(lambda a: a[0], t), content)
 
