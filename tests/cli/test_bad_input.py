@@ -38,7 +38,10 @@ def refused(*arguments):
         (["--set", "local.lr=fast"], "local.lr: input should be a valid number"),
         (["--set", "local.steps=0"], "steps must be a whole number from 1 up, not 0."),
         (["--set", "local.epochs=1"], "a local update needs either steps or epochs, and not both."),
-        (["--set", "simulation.batch=0"], "batch must be 'auto' or a number of clients from 1 up, not 0."),
+        (
+            ["--set", "simulation.batch=0"],
+            "batch must be 'auto', 'tune' or a number of clients",
+        ),
         (["--set", "simulation.drop=1"], "drop must be a probability below 1"),
         # names and keys that there are not
         (

@@ -1,4 +1,4 @@
-"""The batch is timed once, remembered, and never guessed twice."""
+"""What is timed is timed once and remembered, and only when it is asked for."""
 
 import json
 import time
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.federation import program, tuning
+from coterie.federation import batches, tuning
 from coterie.learn.tasks import MeasureLosses
 
 
@@ -81,14 +81,13 @@ def simulated(**settings):
     return ct.Simulation(data.train, **settings).with_learner(ct.Learner(ct.models.Linear(), "squared"))
 
 
-def test_auto_times_the_program_itself_even_while_rounds_are_traced(monkeypatch):
-    monkeypatch.setattr(tuning, "SMALL", 0)
-    monkeypatch.setattr(program, "CPU_CANDIDATES", (1, 2))
-    timed = measured(simulated(batch="auto"))
+def test_tuning_times_the_program_itself_even_while_rounds_are_traced(monkeypatch):
+    monkeypatch.setattr(batches, "TUNED_ON_CPU", (1, 2))
+    timed = measured(simulated(batch="tune"))
     assert len(tuning._chosen) == 1 and set(tuning._chosen.values()) <= {1, 2}
     np.testing.assert_allclose(timed, measured(simulated(batch=4)), rtol=1e-6)
 
 
-def test_small_asks_are_not_timed():
+def test_nothing_is_timed_unless_it_is_asked_for():
     measured(simulated())
     assert tuning._chosen == {}

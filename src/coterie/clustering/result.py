@@ -195,7 +195,7 @@ class Clustering:
                 f"these clients' features have shape {federation.spec.x_shape}; the models were trained on "
                 f"{self.spec.x_shape}."
             )
-        federation = federation.with_learner(self.learner)
+        federation = federation.with_learner(self.learner, trains=False)
         return federation.ask(task, only=only)
 
     # -- disk --------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,19 +10,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from coterie import keys
-from coterie.federation import tuning
 from coterie.federation.protocol import Answers, Reduction, Traffic, bytes_of
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
 from coterie.learn.task import Kind, Reply, carry_out, shape_of
 from coterie.models import stacked
 
-CPU_CANDIDATES = (1, 4, 8, 32)
 _DROP = int(keys.token("drop") & np.uint64(0x7FFFFFFF))
-ACCELERATOR_CANDIDATES = (1, 16, 128, 1024, 4096)
 
 
 class Memory(eqx.Module):
@@ -47,6 +42,7 @@ class Rows(eqx.Module):
     token: UInt32[Array, "rows 2"]
     place: Int[Array, " rows"]  # position of the client; the number of clients for a blank row
     memory: Memory = Memory()  # of the tasks of the run
+    gram: Float[Array, "rows capacity capacity"] | None = None  # see `Shard.gram`
 
 
 class Share(eqx.Module):
@@ -61,6 +57,7 @@ class Share(eqx.Module):
     each: dict[str, PyTree]  # leading axis clients
     only: Int[Array, "clients *starts"] | None = None
     memory: Memory = Memory()
+    gram: Float[Array, "rows capacity capacity"] | None = None
 
     def pick(self, start: Any, width: int) -> tuple[Any, ...]:
         """What a client has and is sent, of `width` clients from `start` on: see `Program.client`."""
@@ -71,7 +68,7 @@ class Share(eqx.Module):
         def of_row(a: Array) -> Array:
             return cut(a) if self.rows is None else a[cut(self.rows)]
 
-        shard = Shard(of_row(self.x), of_row(self.y), of_row(self.size))
+        shard = Shard(*jax.tree.map(of_row, (self.x, self.y, self.size, self.gram)))
         own = jax.tree.map(cut, (self.each, self.only))
         return shard, of_row(self.token), cut(self.place), *own, jax.tree.map(of_row, self.memory)
 
@@ -235,51 +232,3 @@ class Program:
     ) -> Traffic:
         """What travels, given the shapes of one reply, when everybody can be reached."""
         return Traffic.of(everybody, each, only, bytes_of(shape) * (self.starts or 1), self.asked)
-
-    def fastest_batches(
-        self, learner: Learner, everybody: dict[str, PyTree], shares: Sequence[Share], devices: int
-    ) -> list[int]:
-        """For each bucket, how many clients to compute at once.
-
-        The bucket with the most examples is timed; the others get as many examples at once.
-        """
-        # inside `shard_map` every device has its part of the clients
-        counts = [-(-share.clients // devices) for share in shares]
-        widths = [share.x.shape[1] for share in shares]
-        main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
-        example = math.prod(shares[main].x.shape[2:])
-        shape = self.shape(learner, everybody, *shares[main].one())
-        value = bytes_of(shape.value) // 4 * (self.starts or 1)
-        in_play = [width * example + value for width in widths]  # numbers that a client keeps busy
-        platform = jax.default_backend()
-        if sum(c * n for c, n in zip(counts, in_play, strict=True)) < tuning.SMALL:
-            at_once = tuning.IN_CACHE if platform == "cpu" else tuning.SMALL
-            return [max(1, at_once // n) for n in in_play]
-        candidates: tuple[int, ...] = CPU_CANDIDATES if platform == "cpu" else ACCELERATOR_CANDIDATES
-        count = min(counts[main], max(candidates))
-        candidates = tuple(sorted({min(c, count) for c in candidates}))
-
-        sample = jax.eval_shape(lambda: _some(shares[main], count))
-        inputs = learner, everybody, jax.random.key(0), sample
-        shapes = jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
-        task = f"{self.task} {self.reduce} {self.starts}"
-        precision = getattr(jax.config, "jax_default_matmul_precision", None)
-        setting = f"{precision}, {devices} x {jax.devices()[0].device_kind}"
-        question = f"{task} {shapes} {setting}, jax {jax.__version__}"
-
-        def program(batch: int) -> Any:
-            def once(learner: Learner, everybody: dict[str, PyTree], key: Any, share: Share) -> Any:
-                with jax.default_matmul_precision(precision):
-                    return self.run(learner, everybody, key, share, batch, self.start(shape))
-
-            return partial(jax.jit(once), *tuning.stand_in(inputs))
-
-        best = tuning.fastest(question, candidates, program)
-        return [max(1, best * widths[main] // width) for width in widths]
-
-
-def _some(share: Share, count: int) -> Share:
-    """A share's first clients, as if they were all there is."""
-    of_clients = share.x, share.y, share.size, share.token, share.each, share.only
-    x, y, size, token, each, only = jax.tree.map(lambda a: a[:count], of_clients)
-    return Share(x, y, size, token, None, jnp.arange(count), each, only)

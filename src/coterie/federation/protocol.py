@@ -209,8 +209,11 @@ class Federation(Protocol):
         """The server's state where rounds leave it, so that the first one compiles as all others do."""
         ...
 
-    def with_learner(self, learner: Learner) -> Federation:
-        """The same clients, knowing how to do what the learner says."""
+    def with_learner(self, learner: Learner, *, trains: bool = True) -> Federation:
+        """The same clients, knowing how to do what the learner says.
+
+        `trains` tells whether they will be asked to train, for which a federation may prepare.
+        """
         ...
 
     def select(self, positions: Int[np.ndarray, "*rounds asked"]) -> Any:

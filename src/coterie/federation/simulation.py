@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +19,14 @@ from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.errors import SettingError
-from coterie.federation import debug, streaming
+from coterie.federation import batches, debug, streaming
+from coterie.federation.batches import Batch
 from coterie.federation.compiled import keep_compiled_programs
 from coterie.federation.devices import mesh, spread, use_every_core
 from coterie.federation.participants import Participants, placed
 from coterie.federation.program import Memory, Program, Rows, Share
 from coterie.federation.protocol import Answers, Reduction, checked_positions
-from coterie.learn import losses
+from coterie.learn import losses, span
 from coterie.learn.learner import Learner
 from coterie.learn.task import Kind, Task
 from coterie.models import stacked
@@ -40,11 +42,12 @@ class _Settings:
     spec: Spec
     clients: int
     mesh: jax.sharding.Mesh | None
-    batch: int | Literal["auto"]
+    batch: Batch
     precision: Precision | None
     drop: float
     debug: bool
     resident: bool
+    span: bool
 
     @property
     def devices(self) -> int:
@@ -61,8 +64,8 @@ class Simulation:
         Who holds what.
     batch
         Clients per device that are computed at once: 1 is one after another, a large number is a pure
-        `vmap`. `"auto"` times a few values for each kind of ask and remembers the fastest; the choice changes
-        results by rounding only.
+        `vmap`. `"auto"` chooses by what one client needs and what the device has; `"tune"` times a few
+        values for each kind of ask and remembers the fastest. The choice changes results by rounding only.
     devices
         The devices to spread the clients over; all local ones when not given.
     precision
@@ -75,6 +78,9 @@ class Simulation:
     resident
         Whether the data lives on the devices. If not, it stays in host memory (or on disk, for memory-mapped
         shards) and only the clients that are asked travel, block by block.
+    span
+        Whether local updates may be computed in the span of a client's examples, where that takes less
+        arithmetic: see `coterie.learn.span`. It changes results by rounding only.
 
     A simulation is a pytree whose leaves are the clients' data, so that it can be an argument of a compiled
     program; inside one it no longer knows the client ids.
@@ -84,12 +90,13 @@ class Simulation:
         self,
         shards: Shards,
         *,
-        batch: int | Literal["auto"] = "auto",
+        batch: Batch = "auto",
         devices: Sequence[Any] | None = None,
         precision: Precision | None = None,
         drop: float = 0.0,
         debug: bool = False,
         resident: bool = True,
+        span: bool = True,
     ) -> None:
         _check(batch, precision, drop)
         use_every_core()
@@ -97,7 +104,9 @@ class Simulation:
         available = list(devices) if devices is not None else jax.local_devices()
         grid = mesh(available[: len(shards)])
         self._shards: Shards | None = shards
-        self._settings = _Settings(shards.spec, len(shards), grid, batch, precision, drop, debug, resident)
+        self._settings = _Settings(
+            shards.spec, len(shards), grid, batch, precision, drop, debug, resident, span
+        )
         self._learner: Learner | None = None
         self._device = available[0]
         self._rows: tuple[Rows, ...] = ()
@@ -160,10 +169,17 @@ class Simulation:
         grid = self._settings.mesh
         return jax.device_put(state, self._device if grid is None else NamedSharding(grid, P()))
 
-    def with_learner(self, learner: Learner) -> Simulation:
-        # other learners, and other runs, have not kept anything yet
-        rows = tuple(eqx.tree_at(lambda r: r.memory, own, Memory()) for own in self._rows)
-        new = self.tree_unflatten(self._settings, (rows, learner.for_data(self.spec)))
+    def with_learner(self, learner: Learner, *, trains: bool = True) -> Simulation:
+        learner = learner.for_data(self.spec)
+
+        def prepared(own: Rows) -> Rows:
+            # other learners, and other runs, have not kept anything yet
+            gram, (_, examples, *each) = None, own.x.shape
+            if self._settings.span and trains and span.pays(learner, examples, math.prod(each)):
+                gram = own.gram if own.gram is not None else _products(own.x)
+            return replace(own, memory=Memory(), gram=gram)
+
+        new = self.tree_unflatten(self._settings, (tuple(map(prepared, self._rows)), learner))
         new._shards, new._device = self._shards, self._device
         return new
 
@@ -194,6 +210,7 @@ class Simulation:
                 token=rows.token,
                 place=rows.place,
                 memory=rows.memory,
+                gram=None if rows.gram is None else span.products(x[client, :width]),
             )
 
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
@@ -311,12 +328,15 @@ class Simulation:
 
 def _check(batch: int | str, precision: str | None, drop: float) -> None:
     """Refuse settings that no simulation can have."""
-    if batch != "auto" and (not isinstance(batch, int) or batch < 1):
-        raise SettingError(f"batch must be 'auto' or a number of clients from 1 up, not {batch!r}.")
+    if batch not in ("auto", "tune") and (not isinstance(batch, int) or batch < 1):
+        raise SettingError(f"batch must be 'auto', 'tune' or a number of clients from 1 up, not {batch!r}.")
     if precision is not None and precision not in get_args(Precision):
         raise SettingError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}.")
     if not 0 <= drop < 1:
         raise SettingError(f"drop must be a probability below 1, not {drop}.")
+
+
+_products = jax.jit(span.products)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
@@ -338,11 +358,7 @@ def _ask(
     memories = tuple(rows.memory for rows in simulation._rows) if kind.task.keeps else ()
     program = Program(kind, reduce, starts, settings.drop, len(asked))
     with jax.default_matmul_precision(_MATMUL[simulation.precision]):
-        batches = (
-            program.fastest_batches(learner, everybody, shares, settings.devices)
-            if settings.batch == "auto"
-            else [settings.batch] * len(shares)
-        )
+        at_once = batches.at_once(settings.batch, program, learner, everybody, shares, settings.devices)
 
         shape = program.shape(learner, everybody, *shares[0].one())
 
@@ -355,7 +371,7 @@ def _ask(
         ) -> Any:
             sums = program.start(shape)
             kept, remembered = [], []
-            for i, (share, batch) in enumerate(zip(shares, batches, strict=True)):
+            for i, (share, batch) in enumerate(zip(shares, at_once, strict=True)):
                 sums, (replies, answered) = program.run(learner, everybody, key, share, batch, sums)
                 if memories:
                     remembered.append(share.remembered(memories[i], replies.keep or {}, answered))
@@ -394,6 +410,8 @@ def _shares(
     # a blank row is sent what the last client is sent; its reply is dropped
     mine = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], own) for place in places]  # noqa: B023
     return tuple(
-        Share(rows.x, rows.y, rows.size, rows.token, pick, place, each, only, rows.memory.only(needs))
+        Share(
+            rows.x, rows.y, rows.size, rows.token, pick, place, each, only, rows.memory.only(needs), rows.gram
+        )
         for rows, pick, place, (each, only) in zip(buckets, picked, places, mine, strict=True)
     )

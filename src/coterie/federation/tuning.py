@@ -1,9 +1,7 @@
-"""How many clients to compute at once: measured once, then remembered.
+"""The fastest of several programs: measured once, then remembered.
 
-The fastest batch depends on the model and the device (a ResNet cohort on a GPU runs several times faster
-one client after another, an LSTM cohort several times faster all at once), so it is timed, not guessed. The
-choice changes results by rounding; it is kept on disk so that a later run on the same machine, above all a
-resumed one, computes exactly the same.
+The choice changes results by rounding; it is kept on disk so that a later run on the same machine, above all
+a resumed one, computes exactly the same.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from jaxtyping import PyTree
 from coterie import storage
 from coterie.errors import StorageError
 
-SMALL = 2**22  # numbers in play in an ask below which timing costs more than it gains
-IN_CACHE = 3 * 2**14  # numbers that a core keeps close to itself: 192 kB in float32
 _chosen: dict[str, int] = {}
 _beside: list[Path] = []
 

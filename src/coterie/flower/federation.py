@@ -112,7 +112,7 @@ class FlowerFederation:
     def place(self, state: PyTree) -> PyTree:
         return jax.tree.map(jnp.asarray, state)
 
-    def with_learner(self, learner: Learner) -> FlowerFederation:
+    def with_learner(self, learner: Learner, *, trains: bool = True) -> FlowerFederation:
         new = self._copy()
         new._learner = learner.for_data(self.spec)
         new._kept = {}  # other runs have not kept anything yet

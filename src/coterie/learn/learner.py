@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie.data.shards import Spec
 from coterie.errors import LearnerError
-from coterie.learn import losses
+from coterie.learn import losses, span
 from coterie.learn.local import SGD, LocalUpdate, Objective, Pull
 from coterie.learn.shard import Shard
 from coterie.models.layers import Model, Sized
@@ -143,6 +143,8 @@ class Learner:
 
         Its loss counts `label` times; with `pull` the model is drawn towards another one as well.
         """
+        if shard.gram is not None and within is itself and span.possible(self):
+            return span.train(self, start, shard, key, round_, label, pull)
         return self.local.run(self._objective(within, label, pull), start, shard, key, round_)
 
     def _objective(self, within: Within, label: Any = 1.0, pull: Pull | None = None) -> Objective:

@@ -74,6 +74,13 @@ class LocalUpdate(ABC):
         """The gradient of the objective; of a random batch, where the rule has a batch size."""
         return jax.grad(objective.mean)(model, shard.x, shard.y, shard.mask)
 
+    def linear_steps(self) -> int | None:
+        """How many steps there are, where each is on all examples and linear in gradients and models.
+
+        None for other rules.
+        """
+        return None
+
     def step_size(self) -> tuple[Any, Any]:
         """The step size, for a server that takes the steps itself, and the factor on it per round.
 
@@ -249,6 +256,9 @@ class SGD(Steps):
             raise SettingError("nesterov needs a momentum above 0.")
         if self.weight_decay < 0:
             raise SettingError(f"weight_decay must not be negative, not {self.weight_decay}.")
+
+    def linear_steps(self) -> int | None:
+        return self.steps if self.batch_size is None and self.clip is None else None
 
     def optimiser(self) -> optax.GradientTransformation:
         sgd = optax.sgd(self.lr, momentum=self.momentum or None, nesterov=self.nesterov)

@@ -17,6 +17,7 @@ class Shard(eqx.Module):
     x: Array  # (capacity, ...)
     y: Array  # (capacity, ...)
     size: Int[Array, ""]
+    gram: Float[Array, "capacity capacity"] | None = None  # products between examples, where they are of use
 
     @property
     def mask(self) -> Bool[Array, " capacity"]:
@@ -26,7 +27,8 @@ class Shard(eqx.Module):
         """Part `number` when the examples are dealt out in turn to `of` parts, all of one size."""
         capacity = self.x.shape[0]
         rows = (number + of * jnp.arange(capacity)) % capacity
-        return Shard(self.x[rows], self.y[rows], self.size // of)
+        gram = None if self.gram is None else self.gram[rows][:, rows]
+        return Shard(self.x[rows], self.y[rows], self.size // of, gram)
 
     def only(self, part: Part) -> Shard:
         """A part, given as its number and how many there are; all of the examples when None."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from coterie.data.shards import Spec
 
@@ -51,6 +52,49 @@ class Sized:
     @property
     def output_shape(self) -> tuple[int, ...]:
         return (self.outputs,) if isinstance(self.outputs, int) else self.outputs or ()
+
+
+class DenseFirst(ABC):
+    """A model whose first layer is dense, on flattened features.
+
+    It need not see the examples to give its outputs: what that layer's weights make of them is enough. So
+    local updates can be computed in the span of a client's examples (`coterie.learn.span`).
+    """
+
+    @abstractmethod
+    def first(self, params: Any) -> Float[Array, "width features"]:
+        """The weights of the first layer."""
+
+    @abstractmethod
+    def with_first(self, params: Any, weights: Any) -> Any:
+        """The parameters with other weights of the first layer."""
+
+    @abstractmethod
+    def after_first(self, params: Any, z: Float[Array, "examples width"]) -> Array:
+        """The outputs, given the products of the examples with the weights of the first layer."""
+
+    def apply(self, params: Any, x: Array) -> Array:
+        return self.after_first(params, x.reshape(len(x), -1) @ self.first(params).T)
+
+
+@dataclass(frozen=True)
+class DenseLayers(Sized, DenseFirst):
+    """Models of dense layers only."""
+
+    def first(self, params: Layers) -> Float[Array, "width features"]:
+        weights: Array = params.layers[0].weight
+        return weights
+
+    def with_first(self, params: Layers, weights: Any) -> Layers:
+        changed: Layers = eqx.tree_at(lambda p: p.layers[0].weight, params, weights)
+        return changed
+
+    def after_first(self, params: Layers, z: Float[Array, "examples width"]) -> Array:
+        first, *others = params.layers
+        h = z if first.bias is None else z + first.bias
+        for layer in others:
+            h = dense(layer, jax.nn.relu(h))
+        return h.reshape(len(z), *self.output_shape)
 
 
 def dense_stack(widths: list[int], bias: bool, key: Key[Array, ""]) -> Layers:

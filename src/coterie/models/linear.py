@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array
 
-from coterie.models.layers import Layers, Sized, dense, dense_stack, width
+from coterie.models.layers import DenseLayers, Layers, dense_stack, width
 
 
 @dataclass(frozen=True)
-class Linear(Sized):
+class Linear(DenseLayers):
     """A linear model of the flattened features.
 
     Without a bias (the default, as in the theory of mixed regressions) its parameters are exactly theta.
@@ -22,7 +22,3 @@ class Linear(Sized):
 
     def init(self, key: Any, x: Array) -> Layers:
         return dense_stack([width(x.shape[1:]), width(self.output_shape)], self.bias, key)
-
-    def apply(self, params: Layers, x: Array) -> Array:
-        flat = x.reshape(len(x), -1)
-        return dense(params.layers[0], flat).reshape(len(x), *self.output_shape)

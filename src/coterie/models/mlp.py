@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jaxtyping import Array
 
 from coterie.errors import SettingError
-from coterie.models.layers import Layers, Sized, dense, dense_stack, width
+from coterie.models.layers import DenseLayers, Layers, dense_stack, width
 
 
 @dataclass(frozen=True)
-class MLP(Sized):
+class MLP(DenseLayers):
     """Dense layers with ReLU between them, on the flattened features.
 
     `hidden` holds the widths of the hidden layers: `MLP(hidden=(200,))` on MNIST is 784-200-10.
@@ -27,10 +26,3 @@ class MLP(Sized):
 
     def init(self, key: Any, x: Array) -> Layers:
         return dense_stack([width(x.shape[1:]), *self.hidden, width(self.output_shape)], True, key)
-
-    def apply(self, params: Layers, x: Array) -> Array:
-        h = x.reshape(len(x), -1)
-        *inner, last = params.layers
-        for layer in inner:
-            h = jax.nn.relu(dense(layer, h))
-        return dense(last, h).reshape(len(x), *self.output_shape)

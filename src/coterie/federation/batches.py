@@ -1,0 +1,124 @@
+"""How many clients to compute at once.
+
+On a CPU, as few as keep a core busy with what lies in its own cache. On an accelerator, as many as its
+memory holds; but convolutions with weights of each client's own are far slower together than one client after
+another. That is known from the shapes of an ask, without running it. Who wants to know for sure has it
+measured (`"tune"`). The choice changes results by rounding, and depends on nothing that changes from run to
+run on one machine, so that a resumed run computes exactly the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from coterie.federation import tuning
+from coterie.federation.program import Program, Share
+from coterie.federation.protocol import bytes_of
+from coterie.learn.learner import Learner
+
+Batch = int | Literal["auto", "tune"]
+
+IN_CACHE = 3 * 2**14  # numbers that a core keeps close to itself: 192 kB in float32
+OF_MEMORY = 0.4  # of an accelerator's memory that one batch may take
+UNKNOWN_MEMORY = 2**32  # bytes that an accelerator is taken to have if it does not say
+TUNED_ON_CPU = (1, 4, 8, 32)
+TUNED_ON_ACCELERATOR = (1, 16, 128, 1024, 4096)
+
+
+def at_once(
+    batch: Batch,
+    program: Program,
+    learner: Learner,
+    everybody: dict[str, PyTree],
+    shares: Sequence[Share],
+    devices: int,
+) -> list[int]:
+    """For each bucket, how many clients to compute at once.
+
+    The bucket with the most examples is looked at; the others get as many examples at once.
+    """
+    if isinstance(batch, int):
+        return [batch] * len(shares)
+    widths = [share.x.shape[1] for share in shares]
+    # inside `shard_map` every device has its part of the clients
+    counts = [-(-share.clients // devices) for share in shares]
+    main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
+    choose = _modelled if batch == "auto" else _measured
+    best = choose(program, learner, everybody, shares[main], counts[main], devices)
+    return [max(1, best * widths[main] // width) for width in widths]
+
+
+def _modelled(
+    program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share, count: int, devices: int
+) -> int:
+    """By what one client of the bucket needs."""
+    if jax.default_backend() == "cpu":
+        value = program.shape(learner, everybody, *share.one()).value
+        numbers = math.prod(share.x.shape[1:]) + bytes_of(value) // 4 * (program.starts or 1)
+        return max(1, IN_CACHE // numbers)
+    equations = list(_equations(jax.make_jaxpr(partial(_first, program))(learner, everybody, share).jaxpr))
+    if any(equation.primitive.name == "conv_general_dilated" for equation in equations):
+        return 1
+    # all that is made on the way; XLA holds less of it at a time
+    need = sum(bytes_of([variable.aval for variable in equation.outvars]) for equation in equations)
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", UNKNOWN_MEMORY)
+    return max(1, min(count, int(OF_MEMORY * memory) // max(need, 1)))
+
+
+def _first(program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share) -> Any:
+    """What the first client of a bucket replies."""
+    inputs = jax.tree.map(lambda a: a[0], share.pick(0, 1))
+    return program.client(learner, everybody, jax.random.key(0), *inputs)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a program, with those of all that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if _is_program(inner):
+                yield from _equations(getattr(inner, "jaxpr", inner))
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+def _measured(
+    program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share, count: int, devices: int
+) -> int:
+    """The fastest of a few, timed with numbers of our own in the place of the clients' data."""
+    candidates: tuple[int, ...] = TUNED_ON_CPU if jax.default_backend() == "cpu" else TUNED_ON_ACCELERATOR
+    count = min(count, max(candidates))
+    candidates = tuple(sorted({min(c, count) for c in candidates}))
+    sample = jax.eval_shape(lambda: _some(share, count))
+    inputs = learner, everybody, jax.random.key(0), sample
+    shapes = jax.tree.map(lambda a: (jnp.shape(a), str(jnp.result_type(a))), inputs)
+    task = f"{program.task} {program.reduce} {program.starts}"
+    precision = getattr(jax.config, "jax_default_matmul_precision", None)
+    setting = f"{precision}, {devices} x {jax.devices()[0].device_kind}"
+    question = f"{task} {shapes} {setting}, jax {jax.__version__}"
+    shape = program.shape(learner, everybody, *share.one())
+
+    def timed(batch: int) -> Any:
+        def once(learner: Learner, everybody: dict[str, PyTree], key: Any, share: Share) -> Any:
+            with jax.default_matmul_precision(precision):
+                return program.run(learner, everybody, key, share, batch, program.start(shape))
+
+        return partial(jax.jit(once), *tuning.stand_in(inputs))
+
+    return tuning.fastest(question, candidates, timed)
+
+
+def _some(share: Share, count: int) -> Share:
+    """A share's first clients, as if they were all there is."""
+    of_clients = share.x, share.y, share.size, share.token, share.each, share.only, share.gram
+    x, y, size, token, each, only, gram = jax.tree.map(lambda a: a[:count], of_clients)
+    return Share(x, y, size, token, None, jnp.arange(count), each, only, gram=gram)

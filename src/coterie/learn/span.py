@@ -1,0 +1,111 @@
+"""Local updates in the span of a client's own examples.
+
+Steps on all n examples of a client move the weights W of a first dense layer only within the span of its
+rows X: with the products G = X X^T between examples, known once and for all, a step costs a product with
+G (n x n) instead of two with X (n x features), and W is not needed before the last step is done.
+
+W is written as sum_j scale_j B_j + rows^T X, where the bases B are the weights at the start and, if there is
+one, those of the model that a pull draws towards. A rule whose steps are linear in gradients and weights,
+such as SGD with momentum, weight decay and proximal terms, is run as it is on these coordinates in the place
+of W: the gradient with respect to W is dZ^T X, so it has the coordinates scale = 0 and rows = dZ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from coterie.learn import losses
+from coterie.learn.local import Objective, Pull
+from coterie.learn.shard import Shard
+from coterie.models.layers import DenseFirst
+
+if TYPE_CHECKING:
+    from coterie.learn.learner import Learner
+
+WORTH = 0.8  # of the arithmetic of the usual way: less than that is worth another way
+
+
+class Coordinates(eqx.Module):
+    """Weights of a first layer, as a combination of bases and of a client's examples."""
+
+    scale: Float[Array, " bases"]
+    rows: Float[Array, "examples width"]
+
+
+def possible(learner: Learner) -> bool:
+    """Whether local updates can be computed in the span of a client's examples."""
+    return learner.local.linear_steps() is not None and isinstance(learner.model, DenseFirst)
+
+
+def pays(learner: Learner, examples: int, features: int) -> bool:
+    """Whether local updates of a client with so many examples are better computed in their span."""
+    steps = learner.local.linear_steps()
+    if steps is None or not possible(learner):
+        return False
+    # products of each example: in each step X W^T and dZ^T X, or G rows; these two once at the ends
+    return steps * examples + 2 * features < WORTH * steps * 2 * features
+
+
+def products(x: Array) -> Float[Array, "clients examples examples"]:
+    """G of each of stacked clients."""
+    flat = x.reshape(*x.shape[:2], -1)
+    return jnp.einsum("cnd,cmd->cnm", flat, flat, precision=jax.lax.Precision.HIGHEST)
+
+
+def train(
+    learner: Learner,
+    start: PyTree,
+    shard: Shard,
+    key: Key[Array, ""],
+    round_: Int[Array, ""],
+    label: Any,
+    pull: Pull | None,
+) -> PyTree:
+    """What `learner.train` gives, up to rounding."""
+    model: Any = learner.model
+    flat, gram, loss = shard.x.reshape(len(shard.x), -1), shard.gram, losses.named(learner.loss)
+    models = [start] if pull is None else [start, pull.anchor]
+    bases = jnp.stack([model.first(params) for params in models])
+    at_bases = jnp.einsum("nd,bwd->bnw", flat, bases)
+
+    def in_coordinates(number: int) -> PyTree:
+        scale = jnp.zeros(len(models), bases.dtype).at[number].set(1)
+        return model.with_first(models[number], Coordinates(scale, jnp.zeros_like(at_bases[0])))
+
+    def per_example(params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
+        z = _at_examples(model.first(params), at_bases, gram)
+        return loss(model.after_first(params, z), y)
+
+    near = None if pull is None else Pull(in_coordinates(1), pull.strength)
+    objective = Objective(per_example, weight=label, pull=near)
+    trained = learner.local.run(objective, in_coordinates(0), shard, key, round_)
+    found = model.first(trained)
+    weights = jnp.einsum("b,bwd->wd", found.scale, bases) + found.rows.T @ flat
+    return model.with_first(trained, weights)
+
+
+@jax.custom_vjp
+def _at_examples(
+    first: Coordinates,
+    at_bases: Float[Array, "bases examples width"],
+    gram: Float[Array, "examples examples"],
+) -> Float[Array, "examples width"]:
+    """X W^T; its derivative with respect to W is given in coordinates, not with respect to coordinates."""
+    return jnp.einsum("b,bnw->nw", first.scale, at_bases) + gram @ first.rows
+
+
+def _forward(first: Coordinates, at_bases: Array, gram: Array) -> tuple[Array, tuple[Any, ...]]:
+    return _at_examples(first, at_bases, gram), (first.scale, at_bases, gram)
+
+
+def _backward(saved: tuple[Any, ...], dz: Array) -> tuple[Coordinates, Array, Array]:
+    scale, at_bases, gram = jax.tree.map(jnp.zeros_like, saved)
+    return Coordinates(scale, dz), at_bases, gram
+
+
+_at_examples.defvjp(_forward, _backward)
