@@ -7,12 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import coterie as ct
+from coterie.algorithms.driver import Run, Step, compiled_round
 
 PAIRS = int(os.environ.get("COTERIE_BENCHMARK_PAIRS", "5"))  # tests, which look at no number, need one
 PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -48,6 +50,25 @@ def population(sizes: Sequence[int] | np.ndarray, features: int, classes: int = 
     rng = np.random.default_rng(0)
     xs = [rng.random((n, features), np.float32) for n in sizes]
     return ct.Shards.from_lists(xs, [rng.integers(0, classes, n) for n in sizes], classes=classes)
+
+
+def ifca_round(
+    shards: ct.Shards, learner: ct.Learner, k: int, starts: int = 1, **settings: Any
+) -> Callable[[], object]:
+    """A compiled round of IFCA in which everybody takes part; `settings` are those of the simulation."""
+    algorithm = ct.IFCA(k=k, n_init=starts, init=ct.Random())
+    learner = learner.for_data(shards.spec)
+    simulation = ct.Simulation(shards, **settings).with_learner(learner)
+    run = Run(algorithm, simulation, learner, seed=0, observers=())
+    run.begin()
+    step = Step(jnp.asarray(0), jax.random.key(1))
+
+    def once() -> object:
+        # the compiled program consumes its states, so each repetition starts from a copy
+        copy = simulation.place(jax.tree.map(jnp.copy, run.states))
+        return compiled_round(algorithm, simulation, learner, copy, step)
+
+    return once
 
 
 def forward_flops(widths: Sequence[int]) -> int:

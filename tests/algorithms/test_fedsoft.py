@@ -621,11 +621,13 @@ def test_finds_the_mixture_of_every_client(mixtures, select):
 @pytest.mark.slow
 def test_finds_clusters_of_clients_that_are_no_mixtures():
     data = ct.data.mixed_regression(k=2, clients=8, examples=EXAMPLES, dim=2, noise=0.05, scale=3.0, seed=1)
-    apart = np.linalg.norm(data.models[0] - data.models[1])
+    apart, away = np.linalg.norm(data.models[0] - data.models[1]), []
     for seed in range(3):
-        found, _ = fit(dataclasses.replace(MIXED, select=3), data.train, LONG, seed)
+        found, _ = fit(dataclasses.replace(MIXED, select=3, smoother=0.0), data.train, LONG, seed)
         assert ct.metrics.misclustering(found.assignment, data.truth) == 0
-        assert ct.metrics.parameter_distance(found.models, data.models) < 0.1 * apart
+        away.append(ct.metrics.parameter_distance(found.models, data.models) / apart)
+    # a stranger of whom a few examples are nearer is selected now and then: it moves a mean of 3 by a third
+    assert np.median(away) < 0.01 and max(away) < 0.4
 
 
 # -- settings ------------------------------------------------------------------------------------------------

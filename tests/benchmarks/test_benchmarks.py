@@ -15,7 +15,11 @@ TINY = {
     "cohort.py": ["--clients", "6", "--examples", "4"],
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
     "pairwise.py": ["--clients", "6", "--examples", "4", "--features", "8", "--hidden", "4"],
+    "million.py": ["--clients", "20", "40"],
+    "restarts.py": ["--clients", "4", "--examples", "5", "--starts", "2"],
+    "sample_space.py": ["--clients", "4", "--examples", "5", "--features", "30"],
     "scaling.py": ["--clients", "6"],
+    "start.py": ["--clients", "4", "--examples", "5", "--rounds", "4"],
     "synthetic.py": ["--clients", "8", "--examples", "3", "--dim", "5", "--rounds", "2"],
 }
 

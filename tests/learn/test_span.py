@@ -36,8 +36,8 @@ def client(seed=0):
     return Shard(jnp.asarray(x), jnp.asarray(y), jnp.asarray(EXAMPLES, jnp.int32))
 
 
-def with_products(shard):
-    return Shard(shard.x, shard.y, shard.size, span.products(shard.x[None])[0])
+def with_products(learner, shard):
+    return Shard(shard.x, shard.y, shard.size, span.products(learner, shard.x[None])[0])
 
 
 def both(learner, shard=None, **settings):
@@ -51,7 +51,7 @@ def both(learner, shard=None, **settings):
     def train(shard):
         return learner.train(start, shard, jax.random.key(3), jnp.asarray(4), **settings)
 
-    return jax.jit(lambda: (train(shard), train(with_products(shard))))()
+    return jax.jit(lambda: (train(shard), train(with_products(learner, shard))))()
 
 
 def assert_close(usual, spanned, within):
@@ -80,9 +80,9 @@ def test_so_are_those_drawn_to_another_model_and_those_that_count_less(settings)
 
 
 def test_the_products_of_a_part_are_those_of_its_examples():
-    whole = with_products(client())
-    part = whole.part(jnp.asarray(1), jnp.asarray(2))
-    np.testing.assert_allclose(part.gram, span.products(part.x[None])[0], rtol=1e-6)
+    learner = ct.Learner(MODELS["network"])
+    part = with_products(learner, client()).part(jnp.asarray(1), jnp.asarray(2))
+    np.testing.assert_allclose(part.gram, span.products(learner, part.x[None])[0], rtol=1e-6)
 
 
 def test_what_is_not_linear_in_gradients_goes_the_usual_way():

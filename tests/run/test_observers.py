@@ -11,6 +11,7 @@ from support.observers import Between, Continue, Kill, Killed, Remember
 import coterie as ct
 from coterie.algorithms.observer import Observer, Place
 from coterie.clustering.history import Event, RoundLog
+from coterie.errors import CoterieError
 from coterie.models import stacked
 from coterie.run.config import Experiment
 from coterie.run.folder import Recorder, RunFolder
@@ -180,3 +181,38 @@ def test_states_are_those_after_what_is_told():
     assert [log.round for log in logs] == [0, 1, 2]
     last = stacked.take(diary.moments[-1].states.models, found.history.restart)
     jax.tree.map(np.testing.assert_array_equal, last, jax.device_get(found.models))
+
+
+class Onlooker(Observer):
+    """Wants no states, but for the rounds that it names."""
+
+    def __init__(self, wants=()):
+        self.told, self.wants, self.rounds = [], wants, 0
+
+    def wants_states(self):
+        self.rounds += 1
+        return self.rounds in self.wants
+
+    def after(self, moment):
+        states = None if moment.states is None else jax.device_get(moment.states)
+        self.told.append(moment._replace(states=states, new=list(moment.new)))
+
+
+def test_rounds_that_go_ahead_of_what_is_told_are_told_all_the_same():
+    algorithm = dataclasses.replace(IFCA, rounds=8)
+    slow, quick = Remember(), Onlooker(wants=[6])
+    same_results(fit(algorithm, slow), fit(algorithm, quick))
+    same_results(fit(algorithm), fit(algorithm, Onlooker()))
+    assert [lines(m.new) for m in quick.told] == [lines(m.new) for m in slow.moments]
+    assert [m.place.done for m in quick.told] == [m.place.done for m in slow.moments]
+    # the states that were wanted are those of the round they are told with, and so are all others there are
+    known = [i for i, m in enumerate(quick.told) if m.states is not None]
+    assert [quick.told[i].place.done for i in known] == [0, 6, 8]
+    for i in known:
+        jax.tree.map(np.testing.assert_array_equal, quick.told[i].states, slow.moments[i].states)
+
+
+def test_training_that_diverges_is_noticed_though_rounds_go_ahead():
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=1e30, steps=2))
+    with pytest.raises(CoterieError, match="in round 1"):
+        ct.Global(rounds=6).fit(DATA.train, learner, seed=0)

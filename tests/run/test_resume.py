@@ -318,8 +318,14 @@ def test_a_disk_that_is_really_full(uninterrupted, small_disk):
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_batches_it_began_with(tmp_path, monkeypatch):
     """Batching decides rounding, and what is fastest may be measured differently the next time."""
-    experiment = Experiment.read({**CONTENT, "baselines": [], "algorithm": {"name": "global", "rounds": 4}})
-    monkeypatch.setattr(tuning, "SMALL", 0)
+    experiment = Experiment.read(
+        {
+            **CONTENT,
+            "baselines": [],
+            "algorithm": {"name": "global", "rounds": 4},
+            "simulation": {"batch": "tune"},
+        }
+    )
 
     def measured(cache, fastest):
         """As in a new process on a machine on which `fastest(candidates)` is the fastest."""

@@ -61,6 +61,14 @@ class Summing:
         total = jax.tree.map(added, sums.total, replies.value)
         return Sums(total, sums.count + member.sum(0), sums.weight + member.sum(0))
 
+    def add_numbers(self, sums: Sums, replies: Reply, answered: Bool[Array, " clients"]) -> Sums:
+        """What `add` gives if all values are numbers, in one pass over them."""
+        member = jax.nn.one_hot(replies.cluster, self.k) * weights_of(replies, answered)[:, None]
+        total = jax.tree.map(
+            lambda total, value: total + product("ck,c...->k...", member, value), sums.total, replies.value
+        )
+        return Sums(total, sums.count + member.sum(0), sums.weight + member.sum(0))
+
 
 @dataclass(frozen=True)
 class SoftSumming:

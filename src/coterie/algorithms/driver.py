@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +42,8 @@ from coterie.federation.protocol import Answers, Ask, Federation, as_federation
 from coterie.learn.learner import Learner
 from coterie.learn.task import Task
 from coterie.models import stacked
+
+AHEAD = 2  # rounds that are begun before the one before them is looked at
 
 
 def run(
@@ -76,6 +79,7 @@ class Run:
 
     states: State  # a leading axis of starts
     place: Place
+    known: Int[np.ndarray, "starts clients"]  # the assignment after the last record
 
     def __init__(
         self,
@@ -87,7 +91,10 @@ class Run:
     ) -> None:
         self.algorithm, self.federation, self.learner = algorithm, federation, learner
         self.seed, self.observers = seed, observers
+        self._key = keys.purpose(seed, "rounds")
         self.records: list[Record] = []
+        self._ahead: deque[tuple[int, Outcome]] = deque()  # rounds that have not been looked at
+        self._looked = 0.0  # when the last of them was, or the first of these was begun
         self._drawn: tuple[Any, Any] | None = None  # who takes part until the next pause
 
     @property
@@ -106,12 +113,12 @@ class Run:
         ]
         states = in_step(self.federation, each, keys.purpose(self.seed, "asks of start"), count)
         self.states = self.federation.place(stacked.stack(states))
-        self.place = Place()
+        self.place, self.known = Place(), np.array(self.states.assignment)
         new: list[Record] = []
         if count.asks:
             note = Note(START, "clients were asked for the models to begin with.")
             before = np.full(self.states.assignment.shape, -1)
-            new = [self._event(note, before, count, began)]
+            new = [self._event(note, before, self.known, count, began)]
         self._tell(new)  # to begin may have taken long
 
     def resume(self, saved: Saved) -> None:
@@ -124,6 +131,7 @@ class Run:
                 "start again with --overwrite."
             ) from error
         self.place, self.records = saved.place, list(saved.records)
+        self.known = np.array(self.states.assignment)
         for observer in self.observers:
             observer.resumed(self._moment(self.records))
 
@@ -131,9 +139,10 @@ class Run:
 
     def pause(self) -> None:
         """What the algorithm does between rounds, and how many of them follow."""
+        self._look_at_all()
         began, count = time.perf_counter(), Count()
         self._admit()
-        before, done = np.array(self.states.assignment), self.place.done
+        before, done = self.known, self.place.done
         each = [
             self.algorithm.pause(self.server, of_one_start(self.states, start), done)
             for start in range(self.algorithm.starts)
@@ -148,10 +157,11 @@ class Run:
         if note is None and alone is None:
             return
         self.states = self.federation.place(stacked.stack([one.state for one in paused]))
-        new: list[Record] = [] if note is None else [self._event(note, before, count, began)]
+        self.known = np.array(self.states.assignment)
+        new: list[Record] = [] if note is None else [self._event(note, before, self.known, count, began)]
         if alone is not None:
-            after, seconds = np.asarray(self.states.assignment), time.perf_counter() - began
-            new += logs_alone(done, alone, before, after, count, seconds, self.federation.ids)
+            seconds = time.perf_counter() - began
+            new += logs_alone(done, alone, before, self.known, count, seconds, self.federation.ids)
         self._tell(new)
 
     def _admit(self) -> None:
@@ -162,23 +172,43 @@ class Run:
                 states = with_room_for(self.states, self.federation.clients)
                 each = [of_one_start(states, start) for start in range(self.algorithm.starts)]
                 self.states = stacked.stack([self.algorithm.joined(self.server, state) for state in each])
+                self.known = np.array(self.states.assignment)
 
     # -- rounds -------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """One round: a compiled program where the federation allows it, asked from the host elsewhere."""
+        """One round: a compiled program where the federation allows it, asked from the host elsewhere.
+
+        Compiled rounds are begun before the last ones are looked at, so that the device need not wait; but an
+        observer that wants the states gets those of the round that it is told of.
+        """
         self._admit()
-        began, number = time.perf_counter(), self.place.done
-        before = np.array(self.states.assignment)
+        number = self.place.done
+        if not self._ahead:
+            self._looked = time.perf_counter()
         carry_out = compiled_round if self.federation.traceable else one_round
         self.states, outcome = carry_out(
             self.algorithm, self.federation, self.learner, self.states, self._step(number)
         )
-        record = log(
-            number, jax.device_get(outcome), before, time.perf_counter() - began, self.federation.ids
-        )
         self.place = self.place._replace(done=number + 1)
-        self._tell([record])
+        self._ahead.append((number, outcome))
+        if not self.federation.traceable or any(observer.wants_states() for observer in self.observers):
+            self._look_at_all()
+        elif len(self._ahead) > AHEAD:
+            self._look_at_next()
+
+    def _look_at_all(self) -> None:
+        while self._ahead:
+            self._look_at_next()
+
+    def _look_at_next(self) -> None:
+        """Wait for the first of the rounds that have not been looked at, and tell of it."""
+        number, outcome = self._ahead.popleft()
+        outcome = jax.device_get(outcome)
+        before, self.known = self.known, outcome.assignment
+        began, self._looked = self._looked, time.perf_counter()
+        record = log(number, outcome, before, self._looked - began, self.federation.ids)
+        self._tell([record], self.place._replace(done=number + 1))
         if record.answered and not np.isfinite(record.loss).any():
             raise diverged(f"in round {number}")
 
@@ -195,8 +225,7 @@ class Run:
         if self._drawn is None or not self.federation.traceable:
             self._drawn = self._draw(range(first, last))
         clients, more = stacked.take(self._drawn, number - first)
-        key = jax.random.fold_in(keys.purpose(self.seed, "rounds"), number)
-        return Step(np.int32(number), key, clients, more)
+        return Step(np.int32(number), self._key, clients, more)
 
     def _draw(self, rounds: range) -> tuple[Any, Any]:
         """Who takes part in some rounds, and what else was drawn for them; stacked."""
@@ -207,6 +236,7 @@ class Run:
 
     def finish(self) -> Clustering:
         """The result of the best start, and what it took to make it of the last state."""
+        self._look_at_all()
         began, count = time.perf_counter(), Count()
         each = [
             self.algorithm.finish(self.server, of_one_start(self.states, start))
@@ -221,11 +251,10 @@ class Run:
             raise diverged("in the last round")
         records = self.records
         if count.asks:
-            before = np.array(self.states.assignment)
-            now = before.copy()
+            now = self.known.copy()
             now[best] = result.assignment
             note = Note(FINISH, "the clients were asked a last time.")
-            records = [*records, self._event(note, before, count, began, now)]
+            records = [*records, self._event(note, self.known, now, count, began)]
         return Clustering(
             ids=self.federation.ids,
             assignment=result.assignment.astype(np.int32),
@@ -247,25 +276,26 @@ class Run:
         self,
         note: Note,
         before: Int[np.ndarray, "starts clients"],
+        now: Int[np.ndarray, "starts clients"],
         count: Count,
         began: float,
-        now: Int[np.ndarray, "starts clients"] | None = None,
     ) -> Event:
-        after = np.asarray(self.states.assignment) if now is None else now
         seconds = time.perf_counter() - began
-        return event(self.place.done, note, before, after, clusters_of(self.states), count, seconds)
+        return event(self.place.done, note, before, now, clusters_of(self.states), count, seconds)
 
-    def _tell(self, new: Sequence[Record]) -> None:
+    def _tell(self, new: Sequence[Record], place: Place | None = None) -> None:
         self.records += new
         for observer in self.observers:
-            observer.after(self._moment(new))
+            observer.after(self._moment(new, place))
 
-    def _moment(self, new: Sequence[Record]) -> Moment:
-        return Moment(self.states, self.place, self.federation.ids, self.federation.spec, new)
+    def _moment(self, new: Sequence[Record], place: Place | None = None) -> Moment:
+        """The run as it was at a place: its states are known only of where it is now."""
+        states = self.states if place in (None, self.place) else None
+        return Moment(states, place or self.place, self.federation.ids, self.federation.spec, new)
 
 
 class Step(eqx.Module):
-    """A round, as the driver has it: its number, its key, the clients drawn for it, and what else was."""
+    """A round, as the driver has it: its number, the key of all rounds, who was drawn, and what else was."""
 
     number: Int[Any, ""]
     key: Key[Array, ""]
@@ -280,8 +310,9 @@ def one_round(
     starts = states.assignment.shape[0]
     asks = _asks(algorithm, learner, states, step)
     task, only = asks.task, asks.only
+    key = jax.random.fold_in(step.key, step.number)
     answers = federation.ask(
-        task, only=only, clients=step.clients, key=step.key, reduce=asks.reduce, starts=starts
+        task, only=only, clients=step.clients, key=key, reduce=asks.reduce, starts=starts
     )
     # why clients failed is words, and not for a compiled program
     heard = dataclasses.replace(answers, failures=())
@@ -344,13 +375,11 @@ def rounds_of_everybody(
     rounds: int,
 ) -> State:
     """The states after so many rounds in which everybody takes part, as a part of a larger program."""
-    numbers = jnp.arange(rounds)
-    steps = Step(numbers, jax.vmap(partial(jax.random.fold_in, key))(numbers))
 
-    def once(states: State, step: Step) -> tuple[State, None]:
-        return one_round(algorithm, federation, learner, states, step)[0], None
+    def once(states: State, number: Int[Array, ""]) -> tuple[State, None]:
+        return one_round(algorithm, federation, learner, states, Step(number, key))[0], None
 
-    return jax.lax.scan(once, states, steps)[0]
+    return jax.lax.scan(once, states, jnp.arange(rounds))[0]
 
 
 def _restored(algorithm: Algorithm[Any], learner: Learner, saved: Saved) -> State:

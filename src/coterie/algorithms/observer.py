@@ -24,7 +24,7 @@ class Place(NamedTuple):
 class Moment(NamedTuple):
     """A run at one moment."""
 
-    states: State  # a leading axis of starts
+    states: State | None  # a leading axis of starts; None where nobody wants them: see `Observer`
     place: Place
     ids: np.ndarray  # of the clients, by position
     spec: Spec
@@ -58,3 +58,10 @@ class Observer:
 
     def after(self, moment: Moment) -> None:
         """Something happened."""
+
+    def wants_states(self) -> bool:
+        """Whether it wants the states of the next moment.
+
+        If no observer does, the device goes on to further rounds while the last ones are looked at.
+        """
+        return True

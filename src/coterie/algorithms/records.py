@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from coterie.algorithms.algorithm import Alone, Note
-from coterie.clustering.history import Event, RoundLog
+from coterie.clustering.history import Event, Moves, RoundLog
 from coterie.federation.protocol import Answers, Traffic
 from coterie.learn.task import Task
 
@@ -85,10 +85,10 @@ class Count:
 
 def _changes(
     before: Int[np.ndarray, "starts clients"], now: Int[np.ndarray, "starts clients"], clusters: int
-) -> tuple[list[list[list[int]]], list[list[int]]]:
+) -> tuple[list[Moves], list[list[int]]]:
     """For each start, who moved where, and how many clients each cluster has."""
     moved = [
-        np.stack([np.flatnonzero(changed), row[changed]], axis=1).tolist()
+        Moves(np.stack([np.flatnonzero(changed), row[changed]], axis=1))
         for changed, row in zip(now != before, now, strict=True)
     ]
     return moved, [np.bincount(row[row >= 0], minlength=clusters).tolist() for row in now]

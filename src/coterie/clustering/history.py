@@ -11,6 +11,40 @@ from typing import Any, overload
 import numpy as np
 
 
+class Moves(Sequence[list[int]]):
+    """The clients that are in another cluster than before: [position, cluster] of each.
+
+    They may be a million: an array, which is written out only where it goes into a file.
+    """
+
+    def __init__(self, pairs: Any) -> None:
+        self.pairs = np.asarray(pairs, np.int32).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.pairs[index].tolist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and np.array_equal(self.pairs, Moves(other).pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.pairs.tolist())
+
+    def apply(self, assignment: np.ndarray) -> None:
+        """Move the clients."""
+        assignment[self.pairs[:, 0]] = self.pairs[:, 1]
+
+
 @dataclass(frozen=True)
 class RoundLog:
     """One round of all the restarts that run side by side; lists have one entry per restart."""
@@ -19,7 +53,7 @@ class RoundLog:
     loss: list[float]  # mean training loss over the clients that answered, before their update
     changed: list[int]  # clients whose cluster is not the one they had before
     sizes: list[list[int]]  # clients per cluster, of those whose cluster is known
-    moved: list[list[list[int]]]  # [client position, cluster] of every client that changed
+    moved: Sequence[Moves]
     asked: int
     answered: int
     bytes_down: int
@@ -30,10 +64,13 @@ class RoundLog:
     losses: int = 0  # of a model on a client's examples, computed to compare models; of all restarts
     updates: int = 0  # local updates carried out by clients, of all restarts
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "moved", [Moves(pairs) for pairs in self.moved])
+
     def to_line(self) -> str:
         """As one line of JSON, which knows no NaN: a loss that is none is null."""
         loss = [value if math.isfinite(value) else None for value in self.loss]
-        return json.dumps({**asdict(self), "loss": loss}, separators=(",", ":"), allow_nan=False)
+        return _line({**asdict(self), "loss": loss})
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> RoundLog:
@@ -49,7 +86,7 @@ class Event:
     name: str  # such as "one-shot" or "split"
     text: str  # what came of it, in a sentence
     details: dict[str, Any]  # and in numbers
-    moved: list[list[list[int]]]  # per restart: [client position, cluster] of every client that changed
+    moved: Sequence[Moves]  # per restart
     sizes: list[list[int]]  # per restart: clients per cluster
     asks: int  # exchanges with the clients
     bytes_down: int
@@ -59,9 +96,16 @@ class Event:
     losses: int = 0
     updates: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "moved", [Moves(pairs) for pairs in self.moved])
+
     def to_line(self) -> str:
         """As one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+        return _line(asdict(self))
+
+
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False, default=lambda m: m.pairs.tolist())
 
 
 Record = RoundLog | Event
@@ -150,8 +194,7 @@ class History(Sequence[Round]):
             if isinstance(record, Event) and record.name == FINISH:
                 break
             done += isinstance(record, RoundLog)
-            for client, cluster in record.moved[self.restart]:
-                now[client] = cluster
+            record.moved[self.restart].apply(now)
             rows[done - 1 : done] = now
         return rows
 

@@ -26,7 +26,7 @@ from coterie.learn.learner import Learner
 Batch = int | Literal["auto", "tune"]
 
 IN_CACHE = 3 * 2**14  # numbers that a core keeps close to itself: 192 kB in float32
-OF_MEMORY = 0.4  # of an accelerator's memory that one batch may take
+OF_MEMORY = 0.8  # of an accelerator's memory that one batch may take
 UNKNOWN_MEMORY = 2**32  # bytes that an accelerator is taken to have if it does not say
 TUNED_ON_CPU = (1, 4, 8, 32)
 TUNED_ON_ACCELERATOR = (1, 16, 128, 1024, 4096)

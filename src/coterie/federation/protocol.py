@@ -23,7 +23,8 @@ from coterie.models import stacked
 class Reduction(Protocol):
     """How the values of replies are summed on the way, batch by batch: see `coterie.aggregate`.
 
-    The sums of two groups of clients, added leaf by leaf, are the sums of both.
+    The sums of two groups of clients, added leaf by leaf, are the sums of both. A reduction may have a method
+    `add_numbers`, which need only be right where all values are numbers, and may then be faster.
     """
 
     @property

@@ -176,7 +176,7 @@ class Simulation:
             # other learners, and other runs, have not kept anything yet
             gram, (_, examples, *each) = None, own.x.shape
             if self._settings.span and trains and span.pays(learner, examples, math.prod(each)):
-                gram = own.gram if own.gram is not None else _products(own.x)
+                gram = _products(learner, own.x)
             return replace(own, memory=Memory(), gram=gram)
 
         new = self.tree_unflatten(self._settings, (tuple(map(prepared, self._rows)), learner))
@@ -200,6 +200,8 @@ class Simulation:
             if array.shape != wanted:
                 raise SettingError(f"{name} must have shape {wanted} for these clients, not {array.shape}.")
 
+        learner: Any = self._learner  # there is one, where there are products between examples
+
         def filled(rows: Rows) -> Rows:
             # a blank row holds what the last client holds
             client, width = jnp.minimum(rows.place, self.clients - 1), rows.x.shape[1]
@@ -210,7 +212,7 @@ class Simulation:
                 token=rows.token,
                 place=rows.place,
                 memory=rows.memory,
-                gram=None if rows.gram is None else span.products(x[client, :width]),
+                gram=None if rows.gram is None else span.products(learner, x[client, :width]),
             )
 
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))

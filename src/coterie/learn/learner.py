@@ -17,6 +17,7 @@ from coterie.errors import LearnerError
 from coterie.learn import losses, span
 from coterie.learn.local import SGD, LocalUpdate, Objective, Pull
 from coterie.learn.shard import Shard
+from coterie.models import stacked
 from coterie.models.layers import Model, Sized
 
 AT_ONCE = 25  # models of which a client computes the losses at once, so that what they make stays in a cache
@@ -131,7 +132,7 @@ class Learner:
 
     def train(
         self,
-        start: PyTree,
+        start: PyTree | stacked.OneOf,
         shard: Shard,
         key: Key[Array, ""],
         round_: Int[Array, ""],
@@ -145,6 +146,7 @@ class Learner:
         """
         if shard.gram is not None and within is itself and span.possible(self):
             return span.train(self, start, shard, key, round_, label, pull)
+        start = start.taken() if isinstance(start, stacked.OneOf) else start
         return self.local.run(self._objective(within, label, pull), start, shard, key, round_)
 
     def _objective(self, within: Within, label: Any = 1.0, pull: Pull | None = None) -> Objective:

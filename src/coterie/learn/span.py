@@ -7,11 +7,13 @@ G (n x n) instead of two with X (n x features), and W is not needed before the l
 W is written as sum_j scale_j B_j + rows^T X, where the bases B are the weights at the start and, if there is
 one, those of the model that a pull draws towards. A rule whose steps are linear in gradients and weights,
 such as SGD with momentum, weight decay and proximal terms, is run as it is on these coordinates in the place
-of W: the gradient with respect to W is dZ^T X, so it has the coordinates scale = 0 and rows = dZ.
+of W: the gradient with respect to W is dZ^T X, so it has the coordinates scale = 0 and rows = dZ. A bias is
+the weight of one more feature that is 1 for every example, and 1 is added to G for it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -22,7 +24,8 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from coterie.learn import losses
 from coterie.learn.local import Objective, Pull
 from coterie.learn.shard import Shard
-from coterie.models.layers import DenseFirst
+from coterie.models import stacked
+from coterie.models.layers import DenseFirst, dense
 
 if TYPE_CHECKING:
     from coterie.learn.learner import Learner
@@ -31,9 +34,9 @@ WORTH = 0.8  # of the arithmetic of the usual way: less than that is worth anoth
 
 
 class Coordinates(eqx.Module):
-    """Weights of a first layer, as a combination of bases and of a client's examples."""
+    """A first layer, as a combination of bases and of a client's examples."""
 
-    scale: Float[Array, " bases"]
+    scale: Float[Array, " bases"] | None  # None: once the first base, whatever happens
     rows: Float[Array, "examples width"]
 
 
@@ -51,15 +54,17 @@ def pays(learner: Learner, examples: int, features: int) -> bool:
     return steps * examples + 2 * features < WORTH * steps * 2 * features
 
 
-def products(x: Array) -> Float[Array, "clients examples examples"]:
+def products(learner: Learner, x: Array) -> Float[Array, "clients examples examples"]:
     """G of each of stacked clients."""
-    flat = x.reshape(*x.shape[:2], -1)
-    return jnp.einsum("cnd,cmd->cnm", flat, flat, precision=jax.lax.Precision.HIGHEST)
+    model: Any = learner.model
+    flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
+    gram = jnp.einsum("cnd,cmd->cnm", flat, flat, precision=jax.lax.Precision.HIGHEST)
+    return gram if model.first(learner.shapes_for(x[0])).bias is None else gram + 1
 
 
 def train(
     learner: Learner,
-    start: PyTree,
+    start: PyTree | stacked.OneOf,
     shard: Shard,
     key: Key[Array, ""],
     round_: Int[Array, ""],
@@ -69,12 +74,24 @@ def train(
     """What `learner.train` gives, up to rounding."""
     model: Any = learner.model
     flat, gram, loss = shard.x.reshape(len(shard.x), -1), shard.gram, losses.named(learner.loss)
+
+    def at(layers: eqx.nn.Linear) -> Float[Array, "layers examples width"]:
+        return jax.vmap(lambda layer: dense(layer, flat))(layers)
+
+    if isinstance(start, stacked.OneOf):
+        # the losses of all models need this too: the compiler sees that it is the same
+        at_start, start = at(model.first(start.models))[start.which][None], start.taken()
+    else:
+        at_start = at(stacked.stack([model.first(start)]))
     models = [start] if pull is None else [start, pull.anchor]
-    bases = jnp.stack([model.first(params) for params in models])
-    at_bases = jnp.einsum("nd,bwd->bnw", flat, bases)
+    bases = stacked.stack(list(map(model.first, models)))
+    at_bases = at_start
+    if pull is not None:
+        at_bases = jnp.concatenate([at_start, at(stacked.stack([model.first(pull.anchor)]))])
+    shrinks = len(models) > 1 or getattr(learner.local, "weight_decay", 0) > 0
 
     def in_coordinates(number: int) -> PyTree:
-        scale = jnp.zeros(len(models), bases.dtype).at[number].set(1)
+        scale = jnp.zeros(len(models), at_bases.dtype).at[number].set(1) if shrinks else None
         return model.with_first(models[number], Coordinates(scale, jnp.zeros_like(at_bases[0])))
 
     def per_example(params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
@@ -84,9 +101,20 @@ def train(
     near = None if pull is None else Pull(in_coordinates(1), pull.strength)
     objective = Objective(per_example, weight=label, pull=near)
     trained = learner.local.run(objective, in_coordinates(0), shard, key, round_)
-    found = model.first(trained)
-    weights = jnp.einsum("b,bwd->wd", found.scale, bases) + found.rows.T @ flat
-    return model.with_first(trained, weights)
+    found: Coordinates = model.first(trained)
+    layer = jax.tree.map(lambda base: _combined(found.scale, base), bases)
+    weight, bias = layer.weight + found.rows.T @ flat, layer.bias
+    bias = None if bias is None else bias + found.rows.sum(0)
+    made = eqx.tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias), is_leaf=_is_none)
+    return model.with_first(trained, made)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _combined(scale: Float[Array, " bases"] | None, bases: Array) -> Array:
+    return bases[0] if scale is None else jnp.tensordot(scale, bases, 1)
 
 
 @jax.custom_vjp
@@ -96,7 +124,7 @@ def _at_examples(
     gram: Float[Array, "examples examples"],
 ) -> Float[Array, "examples width"]:
     """X W^T; its derivative with respect to W is given in coordinates, not with respect to coordinates."""
-    return jnp.einsum("b,bnw->nw", first.scale, at_bases) + gram @ first.rows
+    return _combined(first.scale, at_bases) + gram @ first.rows
 
 
 def _forward(first: Coordinates, at_bases: Array, gram: Array) -> tuple[Array, tuple[Any, ...]]:

@@ -62,8 +62,10 @@ class ChooseAndTrain(Task):
         cluster = lowest(losses)  # IFCA 6 and 7
         if client.only is not None:
             cluster = jnp.where(client.only < 0, cluster, client.only)
-        model = stacked.take(self.models, cluster)
-        if not self.frozen:
+        model: PyTree = stacked.OneOf(self.models, cluster)
+        if self.shared is not None or self.send == "gradients" or self.proximal is not None:
+            model = model.taken()
+        if self.shared is not None and not self.frozen:
             model, whole = whole(model), itself
         if self.send == "gradients":  # IFCA 9
             value = learner.gradient(model, trained_on, client.key, whole)

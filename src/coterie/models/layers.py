@@ -57,44 +57,41 @@ class Sized:
 class DenseFirst(ABC):
     """A model whose first layer is dense, on flattened features.
 
-    It need not see the examples to give its outputs: what that layer's weights make of them is enough. So
-    local updates can be computed in the span of a client's examples (`coterie.learn.span`).
+    It need not see the examples to give its outputs: what that layer makes of them is enough. So local
+    updates can be computed in the span of a client's examples (`coterie.learn.span`).
     """
 
     @abstractmethod
-    def first(self, params: Any) -> Float[Array, "width features"]:
-        """The weights of the first layer."""
+    def first(self, params: Any) -> eqx.nn.Linear:
+        """The first layer."""
 
     @abstractmethod
-    def with_first(self, params: Any, weights: Any) -> Any:
-        """The parameters with other weights of the first layer."""
+    def with_first(self, params: Any, layer: Any) -> Any:
+        """The parameters with another first layer."""
 
     @abstractmethod
     def after_first(self, params: Any, z: Float[Array, "examples width"]) -> Array:
-        """The outputs, given the products of the examples with the weights of the first layer."""
+        """The outputs, given what the first layer makes of the examples."""
 
     def apply(self, params: Any, x: Array) -> Array:
-        return self.after_first(params, x.reshape(len(x), -1) @ self.first(params).T)
+        return self.after_first(params, dense(self.first(params), x.reshape(len(x), -1)))
 
 
 @dataclass(frozen=True)
 class DenseLayers(Sized, DenseFirst):
-    """Models of dense layers only."""
+    """Models of dense layers only, with ReLU between them."""
 
-    def first(self, params: Layers) -> Float[Array, "width features"]:
-        weights: Array = params.layers[0].weight
-        return weights
+    def first(self, params: Layers) -> eqx.nn.Linear:
+        layer: eqx.nn.Linear = params.layers[0]
+        return layer
 
-    def with_first(self, params: Layers, weights: Any) -> Layers:
-        changed: Layers = eqx.tree_at(lambda p: p.layers[0].weight, params, weights)
-        return changed
+    def with_first(self, params: Layers, layer: Any) -> Layers:
+        return Layers((layer, *params.layers[1:]))
 
     def after_first(self, params: Layers, z: Float[Array, "examples width"]) -> Array:
-        first, *others = params.layers
-        h = z if first.bias is None else z + first.bias
-        for layer in others:
-            h = dense(layer, jax.nn.relu(h))
-        return h.reshape(len(z), *self.output_shape)
+        for layer in params.layers[1:]:
+            z = dense(layer, jax.nn.relu(z))
+        return z.reshape(len(z), *self.output_shape)
 
 
 def dense_stack(widths: list[int], bias: bool, key: Key[Array, ""]) -> Layers:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from coterie.errors import SettingError
 
@@ -20,6 +20,16 @@ def take(models: PyTree, index: Any) -> PyTree:
     if isinstance(index, slice | tuple) or _on_host((models, index)):
         return jax.tree.map(lambda leaf: leaf[index], models)
     return _taken(models, index)
+
+
+class OneOf(NamedTuple):
+    """One of k stacked models, before it is taken: what is known of all k need not be computed again."""
+
+    models: PyTree
+    which: Int[Array, ""]
+
+    def taken(self) -> PyTree:
+        return take(self.models, self.which)
 
 
 def stack(models: Sequence[PyTree]) -> PyTree:

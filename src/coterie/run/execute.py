@@ -132,7 +132,7 @@ def _one(
             found = load(folder.path)
         else:
             shown = (
-                nullcontext(Observer())
+                nullcontext()
                 if progress is None
                 else progress(experiment.algorithm["name"], algorithm.expected_rounds)
             )
@@ -141,7 +141,7 @@ def _one(
                     clients.federation,
                     experiment.make_learner(),
                     seed=experiment.seed,
-                    observers=[Recorder(folder, checkpoint_every), show],
+                    observers=[Recorder(folder, checkpoint_every), *([] if show is None else [show])],
                 )
             found.save(folder.path)
         path = folder.path / EVALUATION

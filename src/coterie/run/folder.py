@@ -179,6 +179,10 @@ class Recorder(Observer):
             )
         return records
 
+    def wants_states(self) -> bool:
+        """When the last checkpoint is old enough; see `Observer`."""
+        return time.monotonic() - self._saved >= self._every
+
     def after(self, moment: Moment) -> None:
         """Something happened; see `Observer`."""
         if self._lines is None:
@@ -188,7 +192,7 @@ class Recorder(Observer):
             file.flush()
             os.fsync(file.fileno())
         self._lines = (self._lines or 0) + len(moment.new)
-        if time.monotonic() - self._saved >= self._every:
+        if moment.states is not None and self.wants_states():
             metadata = {
                 "place": json.dumps(moment.place),
                 "lines": str(self._lines),

@@ -61,6 +61,9 @@ class _Shown(Observer):
     def resumed(self, moment: Moment) -> None:
         self.after(moment)
 
+    def wants_states(self) -> bool:
+        return False
+
 
 @contextmanager
 def bar(console: Console, name: str, rounds: int) -> Iterator[Observer]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from coterie import keys
 from coterie.algorithms.algorithm import Algorithm, State
 from coterie.algorithms.driver import Step, one_round
 from coterie.federation.simulation import Simulation
@@ -40,17 +39,16 @@ def errors_by_round(
 def _run(
     algorithm: Algorithm[Any], learner: Learner, clients: Simulation, states: State, true: Array
 ) -> Float[Array, "trials rounds"]:
-    steps = Step(jnp.arange(algorithm.rounds), keys.numbered(jax.random.key(0), algorithm.rounds))
-
     def trial(of: tuple[Simulation, State, Array]) -> Float[Array, " rounds"]:
         federation, state, goal = of
 
-        def once(state: State, step: Step) -> tuple[State, Float[Array, ""]]:
+        def once(state: State, number: Int[Array, ""]) -> tuple[State, Float[Array, ""]]:
+            step = Step(number, jax.random.key(0))
             state, _ = one_round(algorithm, federation, learner, state, step)
             return state, distance(stacked.to_matrix(stacked.take(state.models, 0)), goal)
 
         alone = jax.tree.map(lambda a: a[None], state)  # a single start
-        errors: Array = jax.lax.scan(once, alone, steps)[1]
+        errors: Array = jax.lax.scan(once, alone, jnp.arange(algorithm.rounds))[1]
         return errors
 
     found: Array = jax.lax.map(trial, (clients, states, true))

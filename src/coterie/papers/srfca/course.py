@@ -40,8 +40,7 @@ def groupings(history: History) -> list[np.ndarray]:
     """Every client's cluster after each time that clients were regrouped; -1 for those in none."""
     now, found = np.full(history.clients, -1), []
     for record in history.records:
-        for client, cluster in record.moved[history.restart]:
-            now[client] = cluster
+        record.moved[history.restart].apply(now)
         if isinstance(record, Event) and record.name != FINISH:
             found.append(now.copy())
     return found

@@ -1,0 +1,66 @@
+"""The cost of a round against the number of clients: 10,000, 100,000 and, on a GPU, a million.
+
+FedX on clients of 2 to 100 examples (Zipf 1.6), 64 features, k = 4, 5 full-batch steps. Claim: a round costs
+no more per client with ten times as many. On a GPU: --clients 10000 100000 1000000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from measure import fastest
+
+import coterie as ct
+from coterie.algorithms.driver import Run, compiled_round
+
+FEATURES, K, STEPS = 64, 4, 5
+
+
+def population(clients: int) -> tuple[ct.Shards, float, int]:
+    """Clients, the seconds that it took to make shards of flat arrays, and the bytes of those."""
+    rng = np.random.default_rng(0)
+    sizes = np.clip(rng.zipf(1.6, clients) + 1, 2, 100)
+    owner = np.repeat(np.arange(clients), sizes)
+    x = rng.standard_normal((len(owner), FEATURES), np.float32)
+    theta = rng.standard_normal((K, FEATURES), np.float32)
+    y = np.einsum("ed,ed->e", x, theta[owner % K])
+    began = time.perf_counter()
+    return ct.Shards.from_flat(x, y, owner), time.perf_counter() - began, x.nbytes
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--clients", type=int, nargs="+", default=[10_000, 100_000])
+    options.add_argument("--seconds", action="store_true", help="print seconds as well")
+    given = options.parse_args()
+    learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=STEPS))
+    algorithm = ct.FedX(k=K, rounds=10**6)
+    first = 0.0
+    for clients in given.clients:
+        shards, making, size = population(clients)
+        copied = fastest(lambda size=size: np.copy(np.zeros(size, np.uint8)), repeats=1, warm_up=False)
+        simulation = ct.Simulation(shards).with_learner(learner)
+        run = Run(algorithm, simulation, learner.for_data(shards.spec), 0, ())
+        run.begin()
+        run.pause()
+        step = run._step(0)
+
+        def once(run: Run = run, simulation: ct.Simulation = simulation, step: object = step) -> object:
+            copy = simulation.place(jax.tree.map(jnp.copy, run.states))
+            return compiled_round(algorithm, simulation, run.learner, copy, step)
+
+        seconds = fastest(once) / clients
+        first = first or seconds
+        bare = f" ({seconds * clients * 1e3:.2f} ms a round; shards {making:.2f} s)" if given.seconds else ""
+        print(
+            f"{clients} clients: a round takes {seconds / first:.2f}x the time per client; making the shards "
+            f"takes {making / copied:.0f}x the time of copying the data{bare}"
+        )
+
+
+if __name__ == "__main__":
+    main()
