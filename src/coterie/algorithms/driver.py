@@ -37,6 +37,7 @@ from coterie.clustering.history import FINISH, START, Event, History, Record
 from coterie.clustering.result import Clustering
 from coterie.data.shards import Shards
 from coterie.errors import RunFolderError, SettingError, diverged
+from coterie.federation import batches
 from coterie.federation.exchange import Server
 from coterie.federation.protocol import Answers, Ask, Federation, as_federation
 from coterie.learn.learner import Learner
@@ -95,6 +96,7 @@ class Run:
         self.records: list[Record] = []
         self._ahead: deque[tuple[int, Outcome]] = deque()  # rounds that have not been looked at
         self._looked = 0.0  # when the last of them was, or the first of these was begun
+        self._fits = False  # whether the program of the rounds is known to find memory enough
         self._drawn: tuple[Any, Any] | None = None  # who takes part until the next pause
 
     @property
@@ -153,7 +155,7 @@ class Run:
         _, rounds, note, alone = paused[0]
         now = done if alone is None else done + alone.losses.shape[1]
         self.place = Place(now, now, now + rounds, ended=rounds == 0)
-        self._drawn = None
+        self._drawn, self._fits = None, False
         if note is None and alone is None:
             return
         self.states = self.federation.place(stacked.stack([one.state for one in paused]))
@@ -186,16 +188,30 @@ class Run:
         number = self.place.done
         if not self._ahead:
             self._looked = time.perf_counter()
-        carry_out = compiled_round if self.federation.traceable else one_round
-        self.states, outcome = carry_out(
-            self.algorithm, self.federation, self.learner, self.states, self._step(number)
-        )
+        self.states, outcome = self._carried_out(self._step(number))
         self.place = self.place._replace(done=number + 1)
         self._ahead.append((number, outcome))
         if not self.federation.traceable or any(observer.wants_states() for observer in self.observers):
             self._look_at_all()
         elif len(self._ahead) > AHEAD:
             self._look_at_next()
+
+    def _carried_out(self, step: Step) -> tuple[State, Outcome]:
+        """The states after a round, and what it tells."""
+
+        def once(states: State) -> tuple[State, Outcome]:
+            carry_out: Any = compiled_round if self.federation.traceable else one_round
+            after, outcome = carry_out(self.algorithm, self.federation, self.learner, states, step)
+            return after, outcome
+
+        if self._fits or not self.federation.traceable or not batches.may_run_out():
+            return once(self.states)
+        # a program consumes the states that it is given, and this one may not fit in the device's memory
+        found = batches.until_it_fits(
+            lambda: once(jax.tree.map(jnp.copy, self.states)), self.federation.halve_batch
+        )
+        self._fits = True
+        return found
 
     def _look_at_all(self) -> None:
         while self._ahead:

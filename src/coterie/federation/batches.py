@@ -10,9 +10,9 @@ run on one machine, so that a resumed run computes exactly the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from coterie.federation.protocol import bytes_of
 from coterie.learn.learner import Learner
 
 Batch = int | Literal["auto", "tune"]
+Found = TypeVar("Found")
 
 IN_CACHE = 3 * 2**14  # numbers that a core keeps close to itself: 192 kB in float32
 OF_MEMORY = 0.8  # of an accelerator's memory that one batch may take
@@ -44,15 +45,35 @@ def at_once(
 
     The bucket with the most examples is looked at; the others get as many examples at once.
     """
-    if isinstance(batch, int):
-        return [batch] * len(shares)
-    widths = [share.x.shape[1] for share in shares]
     # inside `shard_map` every device has its part of the clients
     counts = [-(-share.clients // devices) for share in shares]
+    if isinstance(batch, int):
+        return [min(batch, count) for count in counts]
+    widths = [share.x.shape[1] for share in shares]
     main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
     choose = _modelled if batch == "auto" else _measured
     best = choose(program, learner, everybody, shares[main], counts[main], devices)
-    return [max(1, best * widths[main] // width) for width in widths]
+    return [
+        max(1, min(count, best * widths[main] // width)) for width, count in zip(widths, counts, strict=True)
+    ]
+
+
+def may_run_out() -> bool:
+    """Whether a program that needs too much memory fails, and nothing else does."""
+    return jax.default_backend() != "cpu"
+
+
+def until_it_fits(run: Callable[[], Found], need_less: Callable[[], None]) -> Found:
+    """What `run` gives; whenever the device's memory is too small for it, `need_less` comes first."""
+    while True:
+        try:
+            found = run()
+            jax.block_until_ready(found)
+            return found
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        need_less()
 
 
 def _modelled(

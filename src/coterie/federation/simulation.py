@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
 from coterie import keys
 from coterie.data.shards import Bucket, Shards, Spec
-from coterie.errors import SettingError
+from coterie.errors import FederationError, SettingError
 from coterie.federation import batches, debug, streaming
 from coterie.federation.batches import Batch
 from coterie.federation.compiled import keep_compiled_programs
@@ -48,6 +49,7 @@ class _Settings:
     debug: bool
     resident: bool
     span: bool
+    halved: int = 0  # how often the batch was, for want of memory
 
     @property
     def devices(self) -> int:
@@ -261,7 +263,15 @@ class Simulation:
             self._check_memory(kind)
         if self.traceable:
             answers: Answers
-            answers, memories = _ask(self, kind, reduce, starts, everybody, each, only, clients, key)
+
+            def ask() -> Any:
+                return _ask(self, kind, reduce, starts, everybody, each, only, clients, key)
+
+            traced = isinstance(self._rows[0].size, jax.core.Tracer)
+            if traced or not batches.may_run_out():
+                answers, memories = ask()
+            else:
+                answers, memories = batches.until_it_fits(ask, self.halve_batch)
             if kind.task.keeps:
                 self._rows = tuple(
                     eqx.tree_at(lambda r: r.memory, rows, memory)
@@ -288,6 +298,24 @@ class Simulation:
             return block._ask(kind, everybody, theirs, one, None, key, reduce, starts)
 
         return streaming.ask(self.shards, positions, (each, only), reduce is not None, starts, ask_block)
+
+    def halve_batch(self) -> None:
+        """Compute half as many clients at once from now on."""
+        settings = replace(self._settings, halved=self._settings.halved + 1)
+        most = max(rows.place.shape[0] // settings.devices for rows in self._rows)
+        most = min(most, settings.batch) if isinstance(settings.batch, int) else most
+        if 2**settings.halved > most:
+            raise FederationError(
+                f"{self.describe()['device']} has too little memory for one client at a time: use a smaller "
+                "model, or fewer starts."
+            )
+        if settings.halved == 1:
+            warnings.warn(
+                f"{self.describe()['device']} has too little memory for as many clients at once as were "
+                "chosen: half as many are computed at once from now on, or fewer where need be.",
+                stacklevel=2,
+            )
+        self._settings = settings
 
     def _check_memory(self, kind: Kind) -> None:
         """Refuse tasks that need what nobody has kept, or keep something where that gets lost."""
@@ -361,6 +389,7 @@ def _ask(
     program = Program(kind, reduce, starts, settings.drop, len(asked))
     with jax.default_matmul_precision(_MATMUL[simulation.precision]):
         at_once = batches.at_once(settings.batch, program, learner, everybody, shares, settings.devices)
+        at_once = [max(1, batch >> settings.halved) for batch in at_once]
 
         shape = program.shape(learner, everybody, *shares[0].one())
 
