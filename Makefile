@@ -32,8 +32,8 @@ types: $(VENV)/.installed-dev ## check types
 
 check: lint types test ## lint, types and the quick tests
 
-bench: $(VENV)/.installed-run ## run every benchmark
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+bench: $(VENV)/.installed-run ## run the benchmarks and name what became worse (ARGS="--keep" keeps the ratios)
+	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean: ## remove the environment, caches and build outputs (runs/ stays)
 	rm -rf $(VENV) build dist .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis

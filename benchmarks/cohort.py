@@ -19,6 +19,7 @@ from measure import (
     matmul_rate,
     median_ratio,
     population,
+    report,
     torch_seconds,
     training_flops,
 )
@@ -56,19 +57,18 @@ def main() -> None:
         return [local(alone, shard) for shard in singles]
 
     apart = median_ratio(lambda: fastest(one_by_one, repeats=1), lambda: fastest(cohort))
-    print(f"cohort against client by client (jitted):    {apart:6.1f}x   (claim: at least 3x)")
+    report("cohort against client by client (jitted)", apart, "at least 3x")
     plain = torch_seconds(shards, WIDTHS, LR, STEPS, models=1)
     if plain is None:
-        print("cohort against a PyTorch loop:               torch is not installed")
+        print("cohort against a PyTorch loop: torch is not installed")
     else:
-        gain = plain / fastest(cohort)
-        print(f"cohort against a PyTorch loop:               {gain:6.1f}x   (claim: at least 30x)")
+        report("cohort against a PyTorch loop", plain / fastest(cohort), "at least 30x")
     examples, forward = size.clients * size.examples, forward_flops(WIDTHS)
     per_flop = median_ratio(lambda: 1 / fastest(cohort, repeats=3), matmul_rate())
     for name, step in (("usual count", 3 * forward), ("needed only", training_flops(WIDTHS))):
         rate = per_flop * examples * (forward + STEPS * step)
-        claim = "   (claim: at least 50%)" if name == "usual count" else ""
-        print(f"cohort against sgemm, in FLOP/s, {name}: {rate:6.0%}{claim}")
+        claim = "at least 50%" if name == "usual count" else ""
+        report(f"cohort against sgemm, in FLOP/s, {name}", rate, claim, percent=True)
 
 
 if __name__ == "__main__":

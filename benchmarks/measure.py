@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
@@ -18,6 +19,15 @@ from coterie.algorithms.driver import Run, Step, compiled_round
 
 PAIRS = int(os.environ.get("COTERIE_BENCHMARK_PAIRS", "5"))  # tests, which look at no number, need one
 PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+
+
+def report(what: str, ratio: float, claim: str = "", percent: bool = False, less: bool = False) -> None:
+    """Print a ratio; `less` tells that a smaller one is better. Also kept for compare.py, if it wants it."""
+    number = f"{ratio:.0%}" if percent else f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+    print(f"{what}: {number}{f'   (claim: {claim})' if claim else ''}", flush=True)
+    if file := os.environ.get("COTERIE_BENCHMARK_RATIOS"):
+        with open(file, "a") as kept:
+            kept.write(json.dumps({"what": what, "ratio": ratio, "less": less}) + "\n")
 
 
 def fastest(work: Callable[[], object], repeats: int = 5, warm_up: bool = True) -> float:

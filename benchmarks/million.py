@@ -12,7 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import fastest
+from measure import fastest, report
 
 import coterie as ct
 from coterie.algorithms.driver import Run, compiled_round
@@ -55,11 +55,12 @@ def main() -> None:
 
         seconds = fastest(once) / clients
         first = first or seconds
-        bare = f" ({seconds * clients * 1e3:.2f} ms a round; shards {making:.2f} s)" if given.seconds else ""
-        print(
-            f"{clients} clients: a round takes {seconds / first:.2f}x the time per client; making the shards "
-            f"takes {making / copied:.0f}x the time of copying the data{bare}"
-        )
+        if clients > given.clients[0]:
+            what = f"{clients} clients against {given.clients[0]}, time of a round per client"
+            report(what, seconds / first, "at most 1x", less=True)
+        report(f"{clients} clients, shards of flat arrays against copying these", making / copied, less=True)
+        if given.seconds:
+            print(f"{clients} clients: {seconds * clients * 1e3:.2f} ms a round, shards {making:.2f} s")
 
 
 if __name__ == "__main__":

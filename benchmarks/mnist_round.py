@@ -17,6 +17,7 @@ from measure import (
     matmul_rate,
     median_ratio,
     population,
+    report,
     torch_seconds,
     training_flops,
 )
@@ -41,15 +42,13 @@ def main() -> None:
     flops = size.clients * size.examples * (K * forward_flops(WIDTHS) + STEPS * training_flops(WIDTHS))
     reference = matmul_rate(size.precision)
     ratio = median_ratio(lambda: flops / fastest(round_, repeats=3), reference)
-    print(
-        f"round against one large {size.precision} product, in FLOP/s: {ratio:6.0%}   "
-        "(claim: at least 75% in float32 on a CPU)"
-    )
+    claim = "at least 75% in float32 on a CPU"
+    report(f"round against one large {size.precision} product, in FLOP/s", ratio, claim, percent=True)
     plain = torch_seconds(shards, WIDTHS, LR, STEPS, models=K)
     if plain is None:
-        print("round against a PyTorch loop over clients:          torch is not installed")
+        print("round against a PyTorch loop over clients: torch is not installed")
     else:
-        print(f"round against a PyTorch loop over clients:     {plain / fastest(round_):6.0f}x")
+        report("round against a PyTorch loop over clients", plain / fastest(round_))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import fastest, forward_flops, matmul_rate, median_ratio, population
+from measure import fastest, forward_flops, matmul_rate, median_ratio, population, report
 
 import coterie as ct
 from coterie.algorithms.distances import CrossLoss
@@ -55,10 +55,10 @@ def main() -> None:
     matrix()
     share = PAIRS / size.clients**2
     gain = median_ratio(lambda: fastest(by_pair, repeats=1) / share, lambda: fastest(matrix, repeats=2))
-    print(f"all pairs in blocks against pair by pair: {gain:6.1f}x   (claim: at least 3x)")
+    report("all pairs in blocks against pair by pair", gain, "at least 3x")
     flops = size.clients**2 * size.examples * forward_flops(widths)
     rate = median_ratio(lambda: flops / fastest(matrix, repeats=2), matmul_rate(simulation.precision))
-    print(f"all pairs against a matrix product, in FLOP/s: {rate:6.0%}   (claim: at least 50%)")
+    report("all pairs against a matrix product, in FLOP/s", rate, "at least 50%", percent=True)
     if size.seconds:
         print(f"all {size.clients**2:,} pairs on this device: {fastest(matrix, repeats=3):.3f} s")
 

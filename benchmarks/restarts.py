@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from measure import fastest, ifca_round, median_ratio, population
+from measure import fastest, ifca_round, median_ratio, population, report
 
 import coterie as ct
 
@@ -28,7 +28,8 @@ def main() -> None:
         ifca_round(shards, learner, K, starts, precision=given.precision) for starts in (1, given.starts)
     )
     ratio = median_ratio(lambda: 1 / fastest(one, repeats=3), lambda: 1 / fastest(several, repeats=3))
-    print(f"time of a round of {given.starts} starts side by side against one start: {ratio:5.2f}x")
+    what = f"time of a round of {given.starts} starts side by side against one start"
+    report(what, ratio, f"at most {given.starts}x", less=True)
 
 
 if __name__ == "__main__":

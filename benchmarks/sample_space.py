@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from measure import fastest, ifca_round, median_ratio, population
+from measure import fastest, ifca_round, median_ratio, population, report
 
 import coterie as ct
 
@@ -33,10 +33,8 @@ def main() -> None:
             lambda spanned=spanned: 1 / fastest(spanned, repeats=3),
             lambda usual=usual: 1 / fastest(usual, repeats=3),
         )
-        print(
-            f"round of {clients} x {examples} in the span of the examples against the usual one: "
-            f"{ratio:5.2f}x as fast   (claim: at least 2x on a CPU)"
-        )
+        what = f"round of {clients} x {examples} in the span of the examples, as fast as the usual one"
+        report(what, ratio, "at least 2x on a CPU")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import numpy as np
-from measure import population
+from measure import population, report
 
 import coterie as ct
 from coterie.algorithms.observer import Moment, Observer
@@ -65,13 +65,12 @@ def main() -> None:
             child = [sys.executable, __file__, "--child", *sys.argv[1:]]
             said = subprocess.run(child, env=environment, capture_output=True, text=True, check=True).stdout
             found = json.loads(said.splitlines()[-1])
-            wait, whole = found["first"] / found["round"], found["whole"] / given.rounds / found["round"]
-            line = (
-                f"{name} cache: the first round is done after the time of {wait:.1f}x one round; "
-                f"a fit of {given.rounds} rounds takes {whole:.2f}x the time of its rounds"
-            )
-            seconds = f" ({found['first']:.2f} s, {found['whole']:.2f} s)" if given.seconds else ""
-            print(line + seconds)
+            first, whole = (found[part] / found["round"] for part in ("first", "whole"))
+            report(f"{name} cache: wait for the first round, in rounds", first, less=True)
+            what = f"{name} cache: a fit of {given.rounds} rounds against its rounds"
+            report(what, whole / given.rounds, less=True)
+            if given.seconds:
+                print(f"{name} cache: {found['first']:.2f} s to the first round, {found['whole']:.2f} s")
 
 
 if __name__ == "__main__":

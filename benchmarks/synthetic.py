@@ -14,7 +14,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from measure import fastest, matmul_rate, median_ratio
+from measure import fastest, matmul_rate, median_ratio, report
 
 import coterie as ct
 from coterie.algorithms.driver import rounds_of_everybody
@@ -68,11 +68,11 @@ def main() -> None:
         lambda: fastest(one_after_another, repeats=1), lambda: fastest(side_by_side, repeats=3), pairs=3
     )
     what = f"{problem.runs} runs side by side, {size.rounds} of 300 rounds"
-    print(f"{what}, against one after another:       {gain:6.1f}x   (claim: at least 4x)")
+    report(f"{what}, against one after another", gain, "at least 4x")
     one_pass = 2 * size.clients * size.examples * size.dim * problem.runs * size.rounds
     rate = median_ratio(lambda: one_pass / fastest(side_by_side, repeats=3), matmul_rate())
     for name, count in (("k + 2 passes", K + 2), ("k + 1 passes", K + 1)):
-        print(f"{what}, against sgemm in FLOP/s, {name}: {count * rate:6.0%}")
+        report(f"{what}, against sgemm in FLOP/s, {name}", count * rate, percent=True)
 
 
 if __name__ == "__main__":

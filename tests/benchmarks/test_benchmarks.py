@@ -1,5 +1,6 @@
 """The benchmarks run and print their ratios; how large these are is not for a test on a busy machine."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -39,7 +40,7 @@ def printed(name, *options):
 
 
 def test_every_benchmark_is_known_here():
-    assert {p.name for p in FOLDER.glob("*.py")} == {*TINY, "measure.py"}
+    assert {p.name for p in FOLDER.glob("*.py")} == {*TINY, "measure.py", "compare.py"}
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -52,3 +53,19 @@ def test_prints_ratios_and_no_bare_times(name):
         assert float(re.search(r"([\d.]+)x", line)[1]) > 0
     assert lines
     assert all(re.search(r"\d(x|%)", line) for line in lines)
+
+
+def test_what_became_worse_by_more_than_a_fifth_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    compare = importlib.import_module("compare")
+    before = {
+        "faster": {"ratio": 2.0, "less": False},
+        "slower": {"ratio": 2.0, "less": False},
+        "a little slower": {"ratio": 2.0, "less": False},
+        "longer": {"ratio": 2.0, "less": True},
+        "shorter": {"ratio": 2.0, "less": True},
+        "gone": {"ratio": 2.0, "less": True},
+    }
+    after = {"faster": 3.0, "slower": 1.5, "a little slower": 1.8, "longer": 2.5, "shorter": 1.0, "new": 1.0}
+    now = {what: {"ratio": ratio, "less": what in ("longer", "shorter")} for what, ratio in after.items()}
+    assert compare.worse(now, before) == ["longer: 2.50, was 2.00", "slower: 1.50, was 2.00"]
