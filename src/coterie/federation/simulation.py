@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, get_args
 
 import equinox as eqx
@@ -178,7 +178,7 @@ class Simulation:
             # other learners, and other runs, have not kept anything yet
             gram, (_, examples, *each) = None, own.x.shape
             if self._settings.span and trains and span.pays(learner, examples, math.prod(each)):
-                gram = _products(learner, own.x)
+                gram = _products()(learner, own.x)
             return replace(own, memory=Memory(), gram=gram)
 
         new = self.tree_unflatten(self._settings, (tuple(map(prepared, self._rows)), learner))
@@ -366,7 +366,14 @@ def _check(batch: int | str, precision: str | None, drop: float) -> None:
         raise SettingError(f"drop must be a probability below 1, not {drop}.")
 
 
-_products = jax.jit(span.products)
+@cache
+def _products() -> Any:
+    """`span.products`, compiled.
+
+    On a GPU without Triton's ways to do it: to try them all takes ten seconds, for what is done once.
+    """
+    once = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
+    return jax.jit(span.products, compiler_options=once)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
