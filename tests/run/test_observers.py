@@ -216,3 +216,11 @@ def test_training_that_diverges_is_noticed_though_rounds_go_ahead():
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=1e30, steps=2))
     with pytest.raises(CoterieError, match="in round 1"):
         ct.Global(rounds=6).fit(DATA.train, learner, seed=0)
+
+
+def test_rounds_that_are_looked_at_together_took_as_long_as_one_another():
+    found = fit(dataclasses.replace(IFCA, rounds=8), Onlooker(wants=[7]))
+    seconds = [record.seconds for record in found.history]
+    # by round 7 two are waiting beside it, and by the end there is one: the last
+    assert seconds[4] == seconds[5] == seconds[6]
+    assert len(set(seconds)) == 6

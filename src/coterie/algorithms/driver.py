@@ -214,16 +214,20 @@ class Run:
         return found
 
     def _look_at_all(self) -> None:
-        while self._ahead:
-            self._look_at_next()
+        if self._ahead:
+            jax.block_until_ready(self._ahead[-1][1])
+            each = (time.perf_counter() - self._looked) / len(self._ahead)
+            while self._ahead:
+                self._look_at_next(each)
 
-    def _look_at_next(self) -> None:
+    def _look_at_next(self, seconds: float | None = None) -> None:
         """Wait for the first of the rounds that have not been looked at, and tell of it."""
         number, outcome = self._ahead.popleft()
         outcome = jax.device_get(outcome)
         before, self.known = self.known, outcome.assignment
         began, self._looked = self._looked, time.perf_counter()
-        record = log(number, outcome, before, self._looked - began, self.federation.ids)
+        seconds = self._looked - began if seconds is None else seconds
+        record = log(number, outcome, before, seconds, self.federation.ids)
         self._tell([record], self.place._replace(done=number + 1))
         if record.answered and not np.isfinite(record.loss).any():
             raise diverged(f"in round {number}")
