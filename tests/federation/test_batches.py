@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import coterie as ct
+from coterie.aggregate.mean import Summing
 from coterie.algorithms import driver
 from coterie.errors import FederationError
 from coterie.federation import batches, simulation
+from coterie.federation.program import Program
+from coterie.learn.task import Reply
 
 DATA = ct.data.mixed_regression(k=2, clients=9, examples=[3, 5, 8] * 3, dim=3, seed=0)
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.05, steps=2))
@@ -125,3 +128,26 @@ def test_an_accelerator_takes_what_its_memory_holds_and_convolutions_one_by_one(
 def test_a_cpu_takes_as_many_as_its_cache_holds(monkeypatch):
     assert at_once(monkeypatch, ct.models.MLP(hidden=(8,)), "cpu", 0) > 4
     assert at_once(monkeypatch, ct.models.MLP(hidden=(4096,)), "cpu", 0) == 1
+
+
+@pytest.mark.parametrize("starts", [None, 2])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_an_accelerator_sums_in_one_pass_what_a_cpu_sums(monkeypatch, starts, wrong):
+    lead = (6,) if starts is None else (6, starts)
+    rng = np.random.default_rng(0)
+    value = rng.standard_normal((*lead, 3)).astype(np.float32)
+    if wrong:
+        value[4] = np.nan  # of cluster 1, and one that does not answer
+        value[5] = np.inf
+    cluster = np.array([0, 1, 0, 1, 1, 0]).reshape(6, *[1] * (len(lead) - 1)) + np.zeros(lead, int)
+    replies = Reply(None, value, jnp.asarray(cluster), jnp.ones(lead))
+    answered = jnp.array([True] * 5 + [False])
+    program = Program(None, Summing(2), starts, 0.0, 6)
+    empty = program.start(Reply(None, jax.ShapeDtypeStruct((3,), jnp.float32)))
+    wanted, _ = program.reduced(empty, replies, answered)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found, rest = jax.jit(program.reduced)(empty, replies, answered)
+    assert rest.value is None
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
+    of_one = np.asarray(found.total if starts is None else found.total[0])
+    assert np.isfinite(of_one[0]).all() and np.isnan(of_one[1]).all() == wrong
