@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import coterie as ct
-from coterie.algorithms.driver import Run, Step, compiled_round
+from coterie.algorithms.driver import Run
+from coterie.algorithms.rounds import Step, compiled_round
 
 PAIRS = int(os.environ.get("COTERIE_BENCHMARK_PAIRS", "5"))  # tests, which look at no number, need one
+WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1  # an IFCA round of the kind of rotated MNIST's
 PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from measure import fastest, report
 
 import coterie as ct
-from coterie.algorithms.driver import Run, compiled_round
+from coterie.algorithms.driver import Run
+from coterie.algorithms.rounds import compiled_round
 
 FEATURES, K, STEPS = 64, 4, 5
 

@@ -11,6 +11,10 @@ from __future__ import annotations
 import argparse
 
 from measure import (
+    LR,
+    STEPS,
+    WIDTHS,
+    K,
     fastest,
     forward_flops,
     ifca_round,
@@ -24,8 +28,6 @@ from measure import (
 
 import coterie as ct
 
-WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1
-
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
@@ -38,7 +40,7 @@ def main() -> None:
     shards = population([size.examples] * size.clients, WIDTHS[0])
     batch = size.batch if size.batch == "auto" else int(size.batch)
     learner = ct.Learner(ct.models.MLP(hidden=WIDTHS[1:-1]), local=ct.SGD(lr=LR, steps=STEPS))
-    round_ = ifca_round(shards, learner, K, batch=batch, precision=size.precision, span=False)
+    round_ = ifca_round(shards, learner, K, batch=batch, precision=size.precision, sample_space=False)
     flops = size.clients * size.examples * (K * forward_flops(WIDTHS) + STEPS * training_flops(WIDTHS))
     reference = matmul_rate(size.precision)
     ratio = median_ratio(lambda: flops / fastest(round_, repeats=3), reference)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from measure import fastest, ifca_round, median_ratio, population, report
+from measure import LR, STEPS, WIDTHS, K, fastest, ifca_round, median_ratio, population, report
 
 import coterie as ct
-
-WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1
 
 
 def main() -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 
-from measure import fastest, ifca_round, median_ratio, population, report
+from measure import LR, STEPS, WIDTHS, K, fastest, ifca_round, median_ratio, population, report
 
 import coterie as ct
-
-WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1
 
 
 def main() -> None:
@@ -27,7 +25,8 @@ def main() -> None:
     for clients, examples in zip(given.clients, given.examples, strict=True):
         shards = population([examples] * clients, given.features)
         usual, spanned = (
-            ifca_round(shards, learner, K, precision=given.precision, span=span) for span in (False, True)
+            ifca_round(shards, learner, K, precision=given.precision, sample_space=wanted)
+            for wanted in (False, True)
         )
         ratio = median_ratio(
             lambda spanned=spanned: 1 / fastest(spanned, repeats=3),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from measure import fastest, matmul_rate, median_ratio, report
 
 import coterie as ct
-from coterie.algorithms.driver import rounds_of_everybody
+from coterie.algorithms.rounds import rounds_of_everybody
 from coterie.models import stacked
 from coterie.papers.ifca.recovery import Problem, drawn
 

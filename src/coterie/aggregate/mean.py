@@ -46,7 +46,7 @@ class Summing:
     def add(self, sums: Sums, replies: Reply, answered: Bool[Array, " clients"]) -> Sums:
         """Sums with a batch of stacked replies added; those that did not answer count nothing."""
         # a product with the membership matrix: deterministic on every device, unlike a scatter-add
-        member = jax.nn.one_hot(replies.cluster, self.k) * weights_of(replies, answered)[:, None]
+        member = self._membership(replies, answered)
         # a client whose value is no number spoils the sums of its own cluster, and not those of others, where
         # it would enter as nothing times no number
         sound = jnp.ones_like(answered)
@@ -61,9 +61,14 @@ class Summing:
         total = jax.tree.map(added, sums.total, replies.value)
         return Sums(total, sums.count + member.sum(0), sums.weight + member.sum(0))
 
+    def _membership(self, replies: Reply, answered: Bool[Array, " clients"]) -> Float[Array, "clients k"]:
+        """How much each client counts in each cluster."""
+        member: Array = jax.nn.one_hot(replies.cluster, self.k) * weights_of(replies, answered)[:, None]
+        return member
+
     def add_numbers(self, sums: Sums, replies: Reply, answered: Bool[Array, " clients"]) -> Sums:
         """What `add` gives if all values are numbers, in one pass over them."""
-        member = jax.nn.one_hot(replies.cluster, self.k) * weights_of(replies, answered)[:, None]
+        member = self._membership(replies, answered)
         total = jax.tree.map(
             lambda total, value: total + product("ck,c...->k...", member, value), sums.total, replies.value
         )

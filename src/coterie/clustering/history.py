@@ -53,7 +53,7 @@ class RoundLog:
     loss: list[float]  # mean training loss over the clients that answered, before their update
     changed: list[int]  # clients whose cluster is not the one they had before
     sizes: list[list[int]]  # clients per cluster, of those whose cluster is known
-    moved: Sequence[Moves]
+    moved: Sequence[Moves]  # per restart
     asked: int
     answered: int
     bytes_down: int

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from coterie import keys
+from coterie.federation.participants import Participants
 from coterie.federation.protocol import Answers, Reduction, Traffic, bytes_of
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
@@ -98,6 +99,29 @@ class Share(eqx.Module):
             kept[name] = jax.tree.map(written, value, *([kept[name]] if known else []))
             knows[name] = written(jnp.ones(len(there), bool), knows[name] if known else None)
         return Memory(kept, knows)
+
+
+def shares_of(
+    buckets: tuple[Rows, ...],
+    own: tuple[PyTree, PyTree],
+    clients: Participants | None,
+    asked: int,
+    needs: tuple[str, ...],
+) -> tuple[Share, ...]:
+    """What of an ask is for each bucket.
+
+    `own` is what clients alone are sent, and `needs` are the names of what they must have kept.
+    """
+    places = [rows.place for rows in buckets] if clients is None else clients.place
+    picked = [None] * len(buckets) if clients is None else clients.rows
+    # a blank row is sent what the last client is sent; its reply is dropped
+    mine = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], own) for place in places]  # noqa: B023
+    return tuple(
+        Share(
+            rows.x, rows.y, rows.size, rows.token, pick, place, each, only, rows.memory.only(needs), rows.gram
+        )
+        for rows, pick, place, (each, only) in zip(buckets, picked, places, mine, strict=True)
+    )
 
 
 @dataclass(frozen=True)

@@ -263,10 +263,6 @@ class Federation(Protocol):
         """Which clients are known to have kept something under a name, in this run."""
         ...
 
-    def halve_batch(self) -> None:
-        """Need less memory from now on; asked only where rounds compile."""
-        ...
-
     def describe(self) -> dict[str, Any]:
         """How results were computed, to be recorded with them: device, precision and the like."""
         ...

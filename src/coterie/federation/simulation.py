@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, get_args
 
 import equinox as eqx
@@ -25,9 +25,9 @@ from coterie.federation.batches import Batch
 from coterie.federation.compiled import keep_compiled_programs
 from coterie.federation.devices import mesh, spread, use_every_core
 from coterie.federation.participants import Participants, placed
-from coterie.federation.program import Memory, Program, Rows, Share
+from coterie.federation.program import Memory, Program, Rows, Share, shares_of
 from coterie.federation.protocol import Answers, Reduction, checked_positions
-from coterie.learn import losses, span
+from coterie.learn import losses, sample_space
 from coterie.learn.learner import Learner
 from coterie.learn.task import Kind, Task
 from coterie.models import stacked
@@ -48,7 +48,7 @@ class _Settings:
     drop: float
     debug: bool
     resident: bool
-    span: bool
+    sample_space: bool
     halved: int = 0  # how often the batch was, for want of memory
 
     @property
@@ -80,9 +80,9 @@ class Simulation:
     resident
         Whether the data lives on the devices. If not, it stays in host memory (or on disk, for memory-mapped
         shards) and only the clients that are asked travel, block by block.
-    span
+    sample_space
         Whether local updates may be computed in the span of a client's examples, where that takes less
-        arithmetic: see `coterie.learn.span`. It changes results by rounding only.
+        arithmetic: see `coterie.learn.sample_space`. It changes results by rounding only.
 
     A simulation is a pytree whose leaves are the clients' data, so that it can be an argument of a compiled
     program; inside one it no longer knows the client ids.
@@ -98,7 +98,7 @@ class Simulation:
         drop: float = 0.0,
         debug: bool = False,
         resident: bool = True,
-        span: bool = True,
+        sample_space: bool = True,
     ) -> None:
         _check(batch, precision, drop)
         use_every_core()
@@ -107,7 +107,7 @@ class Simulation:
         grid = mesh(available[: len(shards)])
         self._shards: Shards | None = shards
         self._settings = _Settings(
-            shards.spec, len(shards), grid, batch, precision, drop, debug, resident, span
+            shards.spec, len(shards), grid, batch, precision, drop, debug, resident, sample_space
         )
         self._learner: Learner | None = None
         self._device = available[0]
@@ -177,8 +177,12 @@ class Simulation:
         def prepared(own: Rows) -> Rows:
             # other learners, and other runs, have not kept anything yet
             gram, (_, examples, *each) = None, own.x.shape
-            if self._settings.span and trains and span.pays(learner, examples, math.prod(each)):
-                gram = _products()(learner, own.x)
+            if (
+                self._settings.sample_space
+                and trains
+                and sample_space.pays(learner, examples, math.prod(each))
+            ):
+                gram = sample_space.compiled_products()(learner, own.x)
             return replace(own, memory=Memory(), gram=gram)
 
         new = self.tree_unflatten(self._settings, (tuple(map(prepared, self._rows)), learner))
@@ -214,7 +218,7 @@ class Simulation:
                 token=rows.token,
                 place=rows.place,
                 memory=rows.memory,
-                gram=None if rows.gram is None else span.products(learner, x[client, :width]),
+                gram=None if rows.gram is None else sample_space.products(learner, x[client, :width]),
             )
 
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
@@ -366,16 +370,6 @@ def _check(batch: int | str, precision: str | None, drop: float) -> None:
         raise SettingError(f"drop must be a probability below 1, not {drop}.")
 
 
-@cache
-def _products() -> Any:
-    """`span.products`, compiled.
-
-    On a GPU without Triton's ways to do it: to try them all takes ten seconds, for what is done once.
-    """
-    once = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
-    return jax.jit(span.products, compiler_options=once)
-
-
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _ask(
     simulation: Simulation,
@@ -391,7 +385,7 @@ def _ask(
     settings, learner = simulation._settings, simulation._learner
     assert learner is not None
     asked = jnp.arange(settings.clients, dtype=jnp.int32) if clients is None else clients.clients
-    shares = _shares(simulation._rows, (each, only), clients, len(asked), kind.task.needs)
+    shares = shares_of(simulation._rows, (each, only), clients, len(asked), kind.task.needs)
     memories = tuple(rows.memory for rows in simulation._rows) if kind.task.keeps else ()
     program = Program(kind, reduce, starts, settings.drop, len(asked))
     with jax.default_matmul_precision(_MATMUL[simulation.precision]):
@@ -430,26 +424,3 @@ def _ask(
     real = asked < settings.clients
     traffic = program.traffic(everybody, each, only, shape).only_to(real)
     return program.answers(asked, replies, answered & real, sums, traffic), remembered
-
-
-def _shares(
-    buckets: tuple[Rows, ...],
-    own: tuple[PyTree, PyTree],
-    clients: Participants | None,
-    asked: int,
-    needs: tuple[str, ...],
-) -> tuple[Share, ...]:
-    """What of an ask is for each bucket.
-
-    `own` is what clients alone are sent, and `needs` are the names of what they must have kept.
-    """
-    places = [rows.place for rows in buckets] if clients is None else clients.place
-    picked = [None] * len(buckets) if clients is None else clients.rows
-    # a blank row is sent what the last client is sent; its reply is dropped
-    mine = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], own) for place in places]  # noqa: B023
-    return tuple(
-        Share(
-            rows.x, rows.y, rows.size, rows.token, pick, place, each, only, rows.memory.only(needs), rows.gram
-        )
-        for rows, pick, place, (each, only) in zip(buckets, picked, places, mine, strict=True)
-    )

@@ -221,9 +221,6 @@ class FlowerFederation:
             + "bring them back and resume the run, or lower min_replies."
         )
 
-    def halve_batch(self) -> None:
-        raise NotImplementedError  # each client has a machine of its own
-
     def describe(self) -> dict[str, Any]:
         return {
             "federation": "flower",

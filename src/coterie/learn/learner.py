@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie.data.shards import Spec
 from coterie.errors import LearnerError
-from coterie.learn import losses, span
+from coterie.learn import losses, sample_space
 from coterie.learn.local import SGD, LocalUpdate, Objective, Pull
 from coterie.learn.shard import Shard
 from coterie.models import stacked
@@ -144,8 +144,8 @@ class Learner:
 
         Its loss counts `label` times; with `pull` the model is drawn towards another one as well.
         """
-        if shard.gram is not None and within is itself and span.possible(self):
-            return span.train(self, start, shard, key, round_, label, pull)
+        if shard.gram is not None and within is itself and sample_space.possible(self):
+            return sample_space.train(self, start, shard, key, round_, label, pull)
         start = start.taken() if isinstance(start, stacked.OneOf) else start
         return self.local.run(self._objective(within, label, pull), start, shard, key, round_)
 

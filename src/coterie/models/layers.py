@@ -58,7 +58,7 @@ class DenseFirst(ABC):
     """A model whose first layer is dense, on flattened features.
 
     It need not see the examples to give its outputs: what that layer makes of them is enough. So local
-    updates can be computed in the span of a client's examples (`coterie.learn.span`).
+    updates can be computed in the span of a client's examples (`coterie.learn.sample_space`).
     """
 
     @abstractmethod

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Key
 
 from coterie import keys
 from coterie.algorithms import IFCA
-from coterie.algorithms.driver import rounds_of_everybody
 from coterie.algorithms.ifca import State
+from coterie.algorithms.rounds import rounds_of_everybody
 from coterie.data.partition import cluster_sizes
 from coterie.data.shards import Bucket, Shards, Spec
 from coterie.federation.simulation import Simulation

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from coterie.algorithms.algorithm import Algorithm, State
-from coterie.algorithms.driver import Step, one_round
+from coterie.algorithms.rounds import Step, one_round
 from coterie.federation.simulation import Simulation
 from coterie.learn.learner import Learner
 from coterie.models import stacked

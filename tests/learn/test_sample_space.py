@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import coterie as ct
-from coterie.learn import span
+from coterie.learn import sample_space
 from coterie.learn.local import Pull
 from coterie.learn.shard import Shard
 
@@ -37,7 +37,7 @@ def client(seed=0):
 
 
 def with_products(learner, shard):
-    return Shard(shard.x, shard.y, shard.size, span.products(learner, shard.x[None])[0])
+    return Shard(shard.x, shard.y, shard.size, sample_space.products(learner, shard.x[None])[0])
 
 
 def both(learner, shard=None, **settings):
@@ -66,7 +66,7 @@ def assert_close(usual, spanned, within):
 def test_one_step_and_a_few_are_those_of_the_usual_way(model, rule):
     for steps, within in ((1, 1e-6), (5, 1e-5)):
         learner = ct.Learner(MODELS[model], local=ct.SGD(0.1, steps=steps, **RULES[rule]))
-        assert span.possible(learner)
+        assert sample_space.possible(learner)
         assert_close(*both(learner), within)
 
 
@@ -82,7 +82,7 @@ def test_so_are_those_drawn_to_another_model_and_those_that_count_less(settings)
 def test_the_products_of_a_part_are_those_of_its_examples():
     learner = ct.Learner(MODELS["network"])
     part = with_products(learner, client()).part(jnp.asarray(1), jnp.asarray(2))
-    np.testing.assert_allclose(part.gram, span.products(learner, part.x[None])[0], rtol=1e-6)
+    np.testing.assert_allclose(part.gram, sample_space.products(learner, part.x[None])[0], rtol=1e-6)
 
 
 def test_what_is_not_linear_in_gradients_goes_the_usual_way():
@@ -94,14 +94,16 @@ def test_what_is_not_linear_in_gradients_goes_the_usual_way():
     ]
     for local in rules:
         learner = ct.Learner(MODELS["network"], local=local)
-        assert not span.possible(learner) and not span.pays(learner, 2, 1000)
+        assert not sample_space.possible(learner) and not sample_space.pays(learner, 2, 1000)
         usual, other = both(learner)
         jax.tree.map(np.testing.assert_array_equal, usual, other)
 
 
 def test_it_pays_for_few_examples_of_many_features_and_more_than_one_step():
     def pays(examples, features, steps):
-        return span.pays(ct.Learner(MODELS["network"], local=ct.SGD(0.1, steps=steps)), examples, features)
+        return sample_space.pays(
+            ct.Learner(MODELS["network"], local=ct.SGD(0.1, steps=steps)), examples, features
+        )
 
     assert pays(200, 784, 10) and pays(50, 784, 10) and pays(4, 64, 5)
     assert not pays(200, 784, 1), "as many products with the examples as the usual way"
@@ -113,7 +115,7 @@ def test_a_simulation_uses_it_and_finds_the_same():
     learner = ct.Learner(ct.models.Linear(bias=True), "squared", ct.SGD(0.01, steps=4))
     found = []
     for wanted in (True, False):
-        simulation = ct.Simulation(data.train, span=wanted, batch=2)
+        simulation = ct.Simulation(data.train, sample_space=wanted, batch=2)
         assert all((rows.gram is not None) == wanted for rows in simulation.with_learner(learner)._rows)
         assert all(rows.gram is None for rows in simulation.with_learner(learner, trains=False)._rows)
         found.append(ct.IFCA(k=2, rounds=3, n_init=1).fit(simulation, learner, seed=1))

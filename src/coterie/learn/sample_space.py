@@ -14,6 +14,7 @@ the weight of one more feature that is 1 for every example, and 1 is added to G 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -60,6 +61,16 @@ def products(learner: Learner, x: Array) -> Float[Array, "clients examples examp
     flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
     gram = jnp.einsum("cnd,cmd->cnm", flat, flat, precision=jax.lax.Precision.HIGHEST)
     return gram if model.first(learner.shapes_for(x[0])).bias is None else gram + 1
+
+
+@cache
+def compiled_products() -> Any:
+    """`products`, compiled.
+
+    On a GPU without Triton's ways to do it: to try them all takes ten seconds, for what is done once.
+    """
+    once = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
+    return jax.jit(products, compiler_options=once)
 
 
 def train(
