@@ -124,6 +124,21 @@ def test_the_spec_describes_one_example():
     assert Shards.from_lists(*lists(), classes=26).spec.classes == 26  # more than are seen
 
 
+def test_images_stay_one_byte_a_pixel_and_are_seen_scaled(tmp_path):
+    pixels, labels = np.array([[0, 255], [51, 102]], np.uint8), np.array([0, 1])
+    given = Shards.from_flat(pixels, labels, [0, 0], scale=1 / 255, folder=tmp_path)
+    for shards in (given, Shards.open(tmp_path), given[[0]]):
+        assert shards.client(0)[0].dtype == np.uint8 and shards.spec.scale == 1 / 255
+        np.testing.assert_allclose(shards.spec.seen(shards.client(0)[0]), [[0, 1], [0.2, 0.4]], rtol=1e-6)
+    assert given.spec.example().dtype == np.float32
+    # how a client stores them is its own matter
+    floats = Shards.from_lists([pixels / 255], [labels])
+    assert floats.spec.fits(given.spec) and floats.spec.kind == given.spec.kind
+    assert not Shards.from_lists([pixels], [labels]).spec.fits(given.spec)
+    refuses("scale must be a positive number, not 0", Shards.from_lists, [pixels], [labels], scale=0)
+    refuses("these are float32: leave it out", Shards.from_lists, [pixels / 255], [labels], scale=1 / 255)
+
+
 # -- buckets -------------------------------------------------------------------------------------------------
 
 

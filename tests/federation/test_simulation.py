@@ -121,6 +121,24 @@ def test_results_do_not_depend_on_how_clients_are_computed(shards, settings):
     assert_same(*(draw(each, clients=each.select(chosen), reduce=Summing(K)) for each in (plain, other)))
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"sample_space": False}, {"resident": False}, {"debug": True}], ids=str
+)
+def test_features_of_one_byte_are_scaled_on_the_device(settings):
+    rng = np.random.default_rng(0)
+    bytes_, y = rng.integers(0, 256, (60, 30), np.uint8), rng.standard_normal(60, np.float32)
+    owner = np.repeat(np.arange(6), 10)
+    stored = of(ct.Shards.from_flat(bytes_, y, owner, scale=1 / 255), **settings)
+    assert all(rows.x.dtype == np.uint8 for rows in stored._rows)
+    seen = of(ct.Shards.from_flat(bytes_ / 255, y, owner), sample_space=False)
+    models = rng.standard_normal((K, 30))
+    as_models = stacked.from_matrix(
+        jnp.asarray(models, jnp.float32), LEARNER.for_data(seen.spec).shapes(seen.spec)
+    )
+    task = ChooseAndTrain(as_models, jnp.asarray(2))
+    assert_same(*(each.ask(task, key=jax.random.key(7), reduce=Summing(K)) for each in (stored, seen)))
+
+
 def test_blocks_smaller_than_a_bucket_give_the_same(shards, monkeypatch):
     monkeypatch.setattr("coterie.federation.streaming.BLOCK_BYTES", 3 * 8 * (DIM + 1) * 4)
     plain, other = of(shards), of(shards, resident=False)

@@ -372,6 +372,20 @@ def test_a_client_carries_out_a_task_that_it_was_taught():
     assert federation.ask(twice, starts=2).report.total.tolist() == [[19, 21], [27, 28]]
 
 
+def test_a_node_may_store_its_features_in_one_byte():
+    one = DATA.train[[0]]
+    x, y = one.client(0)
+    x = np.round(100 + 20 * x).astype(np.uint8)
+    models = LEARNER.for_data(one.spec).init(jax.random.key(0), one.spec)
+    sent = wire.flatten({"models": jax.tree.map(lambda a: a[None], models)}, models)
+    asked = a_request(everybody=sent)
+    stored = Shards.from_lists([x], [y], ["a"], scale=0.25)
+    seen = Shards.from_lists([x * 0.25], [y], ["a"])
+    replies = [JaxClient(LEARNER, Own("a", own)).carry_out(asked) for own in (stored, seen)]
+    for name, array in replies[0].items():
+        np.testing.assert_array_equal(array, replies[1][name])
+
+
 def test_a_task_of_your_own_cannot_take_the_name_of_another():
     class CountExamples(CountSome):
         """Not ours, which is called the same."""

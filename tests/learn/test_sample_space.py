@@ -12,6 +12,7 @@ from coterie.learn.local import Pull
 from coterie.learn.shard import Shard
 
 EXAMPLES, PADDING, FEATURES = 7, 3, (4, 5)
+SEEN = ct.data.Spec(FEATURES, "float32", (), "int32", 3)  # as they are stored
 MODELS = {
     "network": ct.models.MLP(hidden=(6, 5), outputs=3),
     "logistic": ct.models.Linear(outputs=3),
@@ -37,7 +38,7 @@ def client(seed=0):
 
 
 def with_products(learner, shard):
-    return Shard(shard.x, shard.y, shard.size, sample_space.products(learner, shard.x[None])[0])
+    return Shard(shard.x, shard.y, shard.size, sample_space.products(learner, SEEN, shard.x[None])[0])
 
 
 def both(learner, shard=None, **settings):
@@ -82,7 +83,7 @@ def test_so_are_those_drawn_to_another_model_and_those_that_count_less(settings)
 def test_the_products_of_a_part_are_those_of_its_examples():
     learner = ct.Learner(MODELS["network"])
     part = with_products(learner, client()).part(jnp.asarray(1), jnp.asarray(2))
-    np.testing.assert_allclose(part.gram, sample_space.products(learner, part.x[None])[0], rtol=1e-6)
+    np.testing.assert_allclose(part.gram, sample_space.products(learner, SEEN, part.x[None])[0], rtol=1e-6)
 
 
 def test_what_is_not_linear_in_gradients_goes_the_usual_way():

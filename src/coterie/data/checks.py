@@ -101,6 +101,17 @@ def common_shape(
     )
 
 
+def scale(given: float | None, x: np.ndarray) -> float | None:
+    """What features are multiplied by, if they are such that it is of use."""
+    if given is None:
+        return None
+    if not np.isfinite(given) or given <= 0:
+        raise DataError(f"scale must be a positive number, not {given}.")
+    if x.dtype.kind not in "iub":
+        raise DataError(f"scale is for features that are whole numbers; these are {x.dtype}: leave it out.")
+    return float(given)
+
+
 def flat_shape(
     x: np.ndarray, y: np.ndarray, client: np.ndarray, classes: int | None
 ) -> tuple[tuple[int, ...], str, tuple[int, ...], str, int | None]:

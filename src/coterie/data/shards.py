@@ -26,6 +26,8 @@ class Spec:
     """The shape of one example: all that a server needs to know of the data to make a model.
 
     `classes` is the number of classes when `y` holds class labels and None when it holds real numbers.
+    `scale` is what stored features are multiplied by before a model sees them, as float32: images may stay
+    one byte a pixel. None where they are seen as they are stored.
     """
 
     x_shape: tuple[int, ...]
@@ -33,6 +35,7 @@ class Spec:
     y_shape: tuple[int, ...]
     y_dtype: str
     classes: int | None = None
+    scale: float | None = None
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Spec:
@@ -42,16 +45,22 @@ class Spec:
 
     @property
     def kind(self) -> Spec:
-        """What examples look like, however many classes there are: equal for clients of one federation."""
-        return replace(self, classes=None if self.classes is None else 0)
+        """What examples look like to a model, however many classes there are: equal for clients of one
+        federation, each of which may store them in its own way."""
+        seen = str(self.example().dtype)
+        return replace(self, x_dtype=seen, scale=None, classes=None if self.classes is None else 0)
 
     def fits(self, other: Spec) -> bool:
         """Whether such examples can be among those of `other`, of whose classes they may have only some."""
         return self.kind == other.kind and (self.classes or 0) <= (other.classes or 0)
 
     def example(self) -> np.ndarray:
-        """A batch of one blank example, for creating a model: shape (1, *x_shape)."""
-        return np.zeros((1, *self.x_shape), self.x_dtype)
+        """A batch of one blank example as a model sees it, for creating one: shape (1, *x_shape)."""
+        return np.asarray(self.seen(np.zeros((1, *self.x_shape), self.x_dtype)))
+
+    def seen(self, x: Any) -> Any:
+        """Stored features, a NumPy or JAX array, as models see them."""
+        return x if self.scale is None else x.astype(np.float32) * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Shards:
         ids: Sequence[Any] | None = None,
         *,
         classes: int | None = None,
+        scale: float | None = None,
         folder: str | Path | None = None,
     ) -> Shards:
         """Shards from one array of features and one of targets per client.
@@ -116,6 +126,9 @@ class Shards:
             Stable, distinct client ids; 0, 1, 2, ... when not given.
         classes
             Number of classes; taken from the largest label when not given.
+        scale
+            What features that are whole numbers are multiplied by before a model sees them: with 1/255,
+            images stay one byte a pixel wherever they are kept.
         folder
             Where to keep the arrays memory-mapped; in memory when not given.
         """
@@ -127,7 +140,7 @@ class Shards:
             )
         names = checks.distinct_ids(ids, len(x))
         pairs = [checks.one_client(names[i], a, b) for i, (a, b) in enumerate(zip(x, y, strict=True))]
-        spec = Spec(*checks.common_shape(names, pairs, classes))
+        spec = Spec(*checks.common_shape(names, pairs, classes), checks.scale(scale, pairs[0][0]))
         sizes = np.array([len(a) for a, _ in pairs], np.int64)
 
         def rows(members: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> None:
@@ -146,12 +159,14 @@ class Shards:
         client: Any,
         *,
         classes: int | None = None,
+        scale: float | None = None,
         folder: str | Path | None = None,
     ) -> Shards:
         """Shards from flat arrays: example `e` belongs to the client named `client[e]`.
 
         Client ids are the distinct values of `client`, sorted; a client's examples keep their order. `x`
-        may be memory-mapped: with `folder` given, only some clients at a time are in memory.
+        may be memory-mapped: with `folder` given, only some clients at a time are in memory. `classes` and
+        `scale` are those of `from_lists`.
         """
         x, y, client = np.asanyarray(x), np.asanyarray(y), np.asarray(client)
         if not len(x) == len(y) == len(client) or client.ndim != 1:
@@ -163,7 +178,7 @@ class Shards:
             raise DataError("there are no examples: x is empty.")
         names, order, starts = _by_owner(client)
         sizes = np.diff(starts, append=len(client))
-        spec = Spec(*checks.flat_shape(x, y, client, classes))
+        spec = Spec(*checks.flat_shape(x, y, client, classes), checks.scale(scale, x))
 
         def rows(members: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> None:
             at = _padded(starts[members], sizes[members], xs.shape[1])

@@ -142,4 +142,4 @@ def _some(share: Share, count: int) -> Share:
     """A share's first clients, as if they were all there is."""
     of_clients = share.x, share.y, share.size, share.token, share.each, share.only, share.gram
     x, y, size, token, each, only, gram = jax.tree.map(lambda a: a[:count], of_clients)
-    return Share(x, y, size, token, None, jnp.arange(count), each, only, gram=gram)
+    return Share(share.spec, x, y, size, token, None, jnp.arange(count), each, only, gram=gram)

@@ -35,7 +35,7 @@ def ask(
     replies = []
     for i, position in enumerate(positions):
         x, y = shards.client(int(position))
-        shard = Shard(jnp.asarray(x), jnp.asarray(y), jnp.asarray(len(x)))
+        shard = Shard(jnp.asarray(shards.spec.seen(x)), jnp.asarray(y), jnp.asarray(len(x)))
         own, one = stacked.take((each, only), i)
         token = jnp.asarray(keys.words(keys.tokens(shards.ids[[position]]))[0])
         where = f"client {shards.ids[position]} failed in task '{program.task.name}'"

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt32
 
 from coterie import keys
+from coterie.data.shards import Spec
 from coterie.federation.participants import Participants
 from coterie.federation.protocol import Answers, Reduction, Traffic, bytes_of
 from coterie.learn.learner import Learner
@@ -49,6 +50,7 @@ class Rows(eqx.Module):
 class Share(eqx.Module):
     """The clients of one bucket that take part in an ask, or one device's share of them."""
 
+    spec: Spec = eqx.field(static=True)
     x: Array  # (rows, capacity, ...)
     y: Array
     size: Int[Array, " rows"]
@@ -69,7 +71,8 @@ class Share(eqx.Module):
         def of_row(a: Array) -> Array:
             return cut(a) if self.rows is None else a[cut(self.rows)]
 
-        shard = Shard(*jax.tree.map(of_row, (self.x, self.y, self.size, self.gram)))
+        x, *rest = jax.tree.map(of_row, (self.x, self.y, self.size, self.gram))
+        shard = Shard(self.spec.seen(x), *rest)
         own = jax.tree.map(cut, (self.each, self.only))
         return shard, of_row(self.token), cut(self.place), *own, jax.tree.map(of_row, self.memory)
 
@@ -102,6 +105,7 @@ class Share(eqx.Module):
 
 
 def shares_of(
+    spec: Spec,
     buckets: tuple[Rows, ...],
     own: tuple[PyTree, PyTree],
     clients: Participants | None,
@@ -118,7 +122,11 @@ def shares_of(
     mine = [jax.tree.map(lambda a: a[jnp.minimum(place, asked - 1)], own) for place in places]  # noqa: B023
     return tuple(
         Share(
-            rows.x, rows.y, rows.size, rows.token, pick, place, each, only, rows.memory.only(needs), rows.gram
+            spec,
+            *(rows.x, rows.y, rows.size, rows.token),
+            *(pick, place, each, only),
+            rows.memory.only(needs),
+            rows.gram,
         )
         for rows, pick, place, (each, only) in zip(buckets, picked, places, mine, strict=True)
     )

@@ -182,7 +182,7 @@ class Simulation:
                 and trains
                 and sample_space.pays(learner, examples, math.prod(each))
             ):
-                gram = sample_space.compiled_products()(learner, own.x)
+                gram = sample_space.compiled_products()(learner, self.spec, own.x)
             return replace(own, memory=Memory(), gram=gram)
 
         new = self.tree_unflatten(self._settings, (tuple(map(prepared, self._rows)), learner))
@@ -218,7 +218,9 @@ class Simulation:
                 token=rows.token,
                 place=rows.place,
                 memory=rows.memory,
-                gram=None if rows.gram is None else sample_space.products(learner, x[client, :width]),
+                gram=None
+                if rows.gram is None
+                else sample_space.products(learner, self.spec, x[client, :width]),
             )
 
         return self.tree_unflatten(self._settings, (tuple(map(filled, self._rows)), self._learner))
@@ -385,7 +387,7 @@ def _ask(
     settings, learner = simulation._settings, simulation._learner
     assert learner is not None
     asked = jnp.arange(settings.clients, dtype=jnp.int32) if clients is None else clients.clients
-    shares = shares_of(simulation._rows, (each, only), clients, len(asked), kind.task.needs)
+    shares = shares_of(settings.spec, simulation._rows, (each, only), clients, len(asked), kind.task.needs)
     memories = tuple(rows.memory for rows in simulation._rows) if kind.task.keeps else ()
     program = Program(kind, reduce, starts, settings.drop, len(asked))
     with jax.default_matmul_precision(_MATMUL[simulation.precision]):

@@ -82,7 +82,10 @@ def _torch_client(learner: Learner, own: Own) -> Client:
     assert isinstance(learner.model, TorchModel) and isinstance(learner.local, SGD)
 
     def examples(shards: Shards | None) -> TensorDataset | None:
-        return None if shards is None else TensorDataset(*map(torch.tensor, shards.client(0)))
+        if shards is None:
+            return None
+        x, y = shards.client(0)
+        return TensorDataset(torch.tensor(shards.spec.seen(x)), torch.tensor(y))
 
     return TorchClient(
         own.id,

@@ -69,13 +69,14 @@ class Own:
     test: Shards | None = None
 
     def examples(self, ask: wire.Request) -> tuple[np.ndarray, np.ndarray]:
-        """The features and targets that an ask is about."""
+        """The features, as models see them, and targets that an ask is about."""
         shards = {"train": self.train, "test": self.test}.get(ask.split)
         if shards is None:
             raise DataError(f"client {self.id!r} has no {ask.split} examples.")
         if not shards.spec.fits(ask.spec):
             raise DataError(f"client {self.id!r} has examples of {shards.spec}, the federation {ask.spec}.")
-        return shards.client(0)
+        x, y = shards.client(0)
+        return shards.spec.seen(x), y
 
 
 class JaxClient:

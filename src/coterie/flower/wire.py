@@ -365,6 +365,8 @@ def _spec_from(text: Any) -> Spec:
     for dtype in (spec.x_dtype, spec.y_dtype):
         if not isinstance(dtype, str) or np.dtype(dtype).kind not in "fiub":
             raise ValueError(f"{dtype!r} is not a type of numbers")
+    if spec.scale is not None and not (type(spec.scale) is float and 0 < spec.scale < float("inf")):
+        raise ValueError(f"{spec.scale!r} is not a scale")
     if spec.classes is not None and (type(spec.classes) is not int or not 1 <= spec.classes <= MAX_CLASSES):
         raise ValueError(f"{spec.classes!r} is not a number of classes")
     return spec

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from coterie.data.shards import Spec
 from coterie.learn import losses
 from coterie.learn.local import Objective, Pull
 from coterie.learn.shard import Shard
@@ -55,9 +56,9 @@ def pays(learner: Learner, examples: int, features: int) -> bool:
     return steps * examples + 2 * features < WORTH * steps * 2 * features
 
 
-def products(learner: Learner, x: Array) -> Float[Array, "clients examples examples"]:
-    """G of each of stacked clients."""
-    model: Any = learner.model
+def products(learner: Learner, spec: Spec, x: Array) -> Float[Array, "clients examples examples"]:
+    """G of each of stacked clients, given their features as they are stored."""
+    model, x = cast(Any, learner.model), spec.seen(x)
     flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
     gram = jnp.einsum("cnd,cmd->cnm", flat, flat, precision=jax.lax.Precision.HIGHEST)
     return gram if model.first(learner.shapes_for(x[0])).bias is None else gram + 1
@@ -70,7 +71,7 @@ def compiled_products() -> Any:
     On a GPU without Triton's ways to do it: to try them all takes ten seconds, for what is done once.
     """
     once = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
-    return jax.jit(products, compiler_options=once)
+    return jax.jit(products, static_argnums=1, compiler_options=once)
 
 
 def train(
