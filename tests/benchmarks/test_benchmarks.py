@@ -17,6 +17,7 @@ TINY = {
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
     "pairwise.py": ["--clients", "6", "--examples", "4", "--features", "8", "--hidden", "4"],
     "million.py": ["--clients", "20", "40"],
+    "processes.py": ["--clients", "4", "--examples", "5", "--devices", "2"],
     "restarts.py": ["--clients", "4", "--examples", "5", "--starts", "2"],
     "sample_space.py": ["--clients", "4", "--examples", "5", "--features", "30"],
     "scaling.py": ["--clients", "6"],

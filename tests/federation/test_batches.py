@@ -84,8 +84,7 @@ def test_other_errors_of_the_device_are_not_hidden():
 def at_once(monkeypatch, model, platform, memory, x_shape=(10, 6, 6, 1), clients=50):
     """How many of some clients are computed at once on some device."""
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    device = type("Device", (), {"memory_stats": lambda self: {"bytes_limit": memory}})
-    monkeypatch.setattr(jax, "local_devices", lambda: [device()])
+    monkeypatch.setattr(simulation, "memory", lambda devices: memory)
     rng = np.random.default_rng(0)
     xs = rng.random((clients, *x_shape), np.float32)
     ys = rng.integers(0, 3, (clients, x_shape[0])).astype(np.int32)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +19,8 @@ import coterie
 from coterie import registry
 from coterie.cli import flower, reproduce
 from coterie.cli.errors import clear_errors
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, CoterieError, RunFolderError
+from coterie.run import processes as several
 from coterie.run.config import Experiment, Section, setting, value_of, with_options
 from coterie.run.execute import execute
 from coterie.run.folder import RunFolder
@@ -90,13 +93,25 @@ def run(
         typer.Option(min=0, metavar="SECONDS", help="How often to keep the state for --resume."),
     ] = 5.0,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where process 0 of several is; srun and mpirun tell it."),
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="How many processes there are.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Which of them this is, from 0 up.")] = None,
 ) -> None:
     """Run an experiment: find groups, train one model per group, compare with one model for all and one each.
 
     With no options at all: IFCA on rotated digits. Everything is written to a run folder as it happens; a run
     that was interrupted, however it happened, continues with `--resume --out FOLDER` and ends the same.
+
+    Started by `srun` or `mpirun`, or so many times with an address and a rank, it is one run over the devices
+    of all processes.
     """
     with clear_errors():
+        own = several.seat(address, processes, rank, os.environ)
+    # what can be found wrong before the processes have come together, the first one says for all
+    with clear_errors(silent=(CoterieError,) if own and not own.first else ()):
         if resume and overwrite:
             raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them.")
         options = _options(
@@ -105,15 +120,22 @@ def run(
         content = _merged(config, options, resume, out)
         experiment = Experiment.read(content)
         folder = RunFolder(out or _default_out(experiment))
+    if own:
+        several.go_on_in_a_child(own, folder)
+    speaks = own is None or own.first
+    with clear_errors(*(() if speaks else (f"{own}: ", (RunFolderError,)))):
         console = Console(stderr=True)
-        execute(
-            experiment,
-            folder,
-            resume=resume,
-            overwrite=overwrite,
-            checkpoint_every=checkpoint_every,
-            progress=partial(bar if console.is_terminal else lines, console),
-        )
+        with nullcontext(folder) if own is None else several.together(own, folder) as mine:
+            execute(
+                experiment,
+                mine,
+                resume=resume,
+                overwrite=overwrite,
+                checkpoint_every=checkpoint_every if speaks else math.inf,
+                progress=partial(bar if console.is_terminal else lines, console) if speaks else None,
+            )
+        if not speaks:
+            return
         summary = summarise(folder.path)
         if json_:
             print(json.dumps({"folder": str(folder.path), **summary.to_json()}))

@@ -28,7 +28,6 @@ Found = TypeVar("Found")
 
 IN_CACHE = 3 * 2**14  # numbers that a core keeps close to itself: 192 kB in float32
 OF_MEMORY = 0.8  # of an accelerator's memory that one batch may take
-UNKNOWN_MEMORY = 2**32  # bytes that an accelerator is taken to have if it does not say
 TUNED_ON_CPU = (1, 4, 8, 32)
 TUNED_ON_ACCELERATOR = (1, 16, 128, 1024, 4096)
 
@@ -40,8 +39,9 @@ def at_once(
     everybody: dict[str, PyTree],
     shares: Sequence[Share],
     devices: int,
+    memory: int,
 ) -> list[int]:
-    """For each bucket, how many clients to compute at once.
+    """For each bucket, how many clients to compute at once, on devices that have so many bytes of memory.
 
     The bucket with the most examples is looked at; the others get as many examples at once.
     """
@@ -51,8 +51,11 @@ def at_once(
         return [min(batch, count) for count in counts]
     widths = [share.x.shape[1] for share in shares]
     main = max(range(len(shares)), key=lambda i: counts[i] * widths[i])
-    choose = _modelled if batch == "auto" else _measured
-    best = choose(program, learner, everybody, shares[main], counts[main], devices)
+    share, count = shares[main], counts[main]
+    if batch == "auto":
+        best = _modelled(program, learner, everybody, share, count, memory)
+    else:
+        best = _measured(program, learner, everybody, share, count, devices)
     return [
         max(1, min(count, best * widths[main] // width)) for width, count in zip(widths, counts, strict=True)
     ]
@@ -77,7 +80,7 @@ def until_it_fits(run: Callable[[], Found], need_less: Callable[[], None]) -> Fo
 
 
 def _modelled(
-    program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share, count: int, devices: int
+    program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share, count: int, memory: int
 ) -> int:
     """By what one client of the bucket needs."""
     if jax.default_backend() == "cpu":
@@ -89,7 +92,6 @@ def _modelled(
         return 1
     # all that is made on the way; XLA holds less of it at a time
     need = sum(bytes_of([variable.aval for variable in equation.outvars]) for equation in equations)
-    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", UNKNOWN_MEMORY)
     return max(1, min(count, int(OF_MEMORY * memory) // max(need, 1)))
 
 

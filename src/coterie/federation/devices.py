@@ -9,8 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+UNKNOWN_MEMORY = 2**32  # bytes that a device is taken to have if it does not say
 
 
 def use_every_core() -> None:
@@ -27,6 +31,16 @@ def use_every_core() -> None:
             jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
+def memory(devices: Sequence[Any]) -> int:
+    """Bytes that one of the devices has: the least of what any process knows of its own."""
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    told = [(device.memory_stats() or {}).get("bytes_limit", UNKNOWN_MEMORY) for device in own]
+    least = min(told, default=UNKNOWN_MEMORY)
+    if jax.process_count() > 1:  # in units that fit in 32 bits
+        least = int(multihost_utils.process_allgather(np.uint32(least >> 10)).min()) << 10
+    return least
+
+
 def mesh(devices: Sequence[Any]) -> jax.sharding.Mesh | None:
     """A mesh with one axis, `clients`; None for a single device, which needs no partitioning."""
     if len(devices) == 1:
@@ -35,9 +49,45 @@ def mesh(devices: Sequence[Any]) -> jax.sharding.Mesh | None:
 
 
 def spread(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Any:
-    """An array of one row per client on the devices; blank rows, of `fill`, make it divide evenly."""
+    """An array of one row per client on the devices; blank rows, of `fill`, make it divide evenly.
+
+    Of an array that is mapped into memory, a process reads the rows of its own devices alone.
+    """
     if grid is None:
         return jax.device_put(np.asarray(array), device)
-    blank = -len(array) % grid.size
-    padding = np.full((blank, *array.shape[1:]), fill, array.dtype)
-    return jax.device_put(np.concatenate([array, padding]), NamedSharding(grid, P("clients")))
+    rows = len(array) + -len(array) % grid.size
+
+    def own(where: Any) -> np.ndarray:
+        start, stop, _ = where[0].indices(rows)
+        mine = np.asarray(array[start:stop])
+        blank = stop - start - len(mine)
+        return np.concatenate([mine, np.full((blank, *array.shape[1:]), fill, array.dtype)])
+
+    return jax.make_array_from_callback((rows, *array.shape[1:]), NamedSharding(grid, P("clients")), own)
+
+
+def copied(tree: PyTree, *, grid: jax.sharding.Mesh | None, device: Any) -> PyTree:
+    """What the server has, which all processes know alike, on every device."""
+    if grid is None or not grid.is_multi_process:
+        return jax.device_put(tree, device if grid is None else NamedSharding(grid, P()))
+
+    def one(leaf: Any) -> Any:
+        # not `device_put`, which compares what the processes give, and holds no number for another no number
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, NamedSharding(grid, P()), host.__getitem__)
+
+    return jax.tree.map(one, tree)
+
+
+def everywhere(grid: jax.sharding.Mesh | None, tree: PyTree) -> PyTree:
+    """Inside a program over the devices of several processes: what every one of them is to know."""
+    if grid is None or not grid.is_multi_process:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(grid, P()))
+
+
+def on_the_host(array: Any) -> np.ndarray:
+    """An array of the devices of all processes, in every process."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))

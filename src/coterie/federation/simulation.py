@@ -13,7 +13,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
@@ -23,7 +22,7 @@ from coterie.errors import FederationError, SettingError
 from coterie.federation import batches, debug, streaming
 from coterie.federation.batches import Batch
 from coterie.federation.compiled import keep_compiled_programs
-from coterie.federation.devices import mesh, spread, use_every_core
+from coterie.federation.devices import copied, everywhere, memory, mesh, on_the_host, spread, use_every_core
 from coterie.federation.participants import Participants, placed
 from coterie.federation.program import Memory, Program, Rows, Share, shares_of
 from coterie.federation.protocol import Answers, Reduction, checked_positions
@@ -49,6 +48,7 @@ class _Settings:
     debug: bool
     resident: bool
     sample_space: bool
+    memory: int  # bytes of a device
     halved: int = 0  # how often the batch was, for want of memory
 
     @property
@@ -69,7 +69,9 @@ class Simulation:
         `vmap`. `"auto"` chooses by what one client needs and what the device has; `"tune"` times a few
         values for each kind of ask and remembers the fastest. The choice changes results by rounding only.
     devices
-        The devices to spread the clients over; all local ones when not given.
+        The devices to spread the clients over; all when not given, also those of other processes that
+        `jax.distributed` has brought together. Each process then holds the examples of its own clients on
+        its devices, and all of them run the same program.
     precision
         Of matrix products: `"float32"`, `"tf32"` or `"bfloat16"`. When not given, tf32 for classifiers on an
         accelerator and float32 otherwise. Averages of models are always taken in float32.
@@ -103,11 +105,21 @@ class Simulation:
         _check(batch, precision, drop)
         use_every_core()
         keep_compiled_programs()
-        available = list(devices) if devices is not None else jax.local_devices()
-        grid = mesh(available[: len(shards)])
+        available = list(devices) if devices is not None else jax.devices()
+        # no more than there are clients, but some of every process
+        grid = mesh(available if jax.process_count() > 1 else available[: len(shards)])
         self._shards: Shards | None = shards
         self._settings = _Settings(
-            shards.spec, len(shards), grid, batch, precision, drop, debug, resident, sample_space
+            shards.spec,
+            len(shards),
+            grid,
+            batch,
+            precision,
+            drop,
+            debug,
+            resident,
+            sample_space,
+            memory(available),
         )
         self._learner: Learner | None = None
         self._device = available[0]
@@ -168,8 +180,7 @@ class Simulation:
         return np.arange(self.clients)
 
     def place(self, state: PyTree) -> PyTree:
-        grid = self._settings.mesh
-        return jax.device_put(state, self._device if grid is None else NamedSharding(grid, P()))
+        return copied(state, grid=self._settings.mesh, device=self._device)
 
     def with_learner(self, learner: Learner, *, trains: bool = True) -> Simulation:
         learner = learner.for_data(self.spec)
@@ -307,6 +318,11 @@ class Simulation:
 
     def halve_batch(self) -> None:
         """Compute half as many clients at once from now on."""
+        if jax.process_count() > 1:  # others would not know
+            raise FederationError(
+                f"{self.describe()['device']} of process {jax.process_index()} has too little memory for as "
+                f"many clients at once: choose fewer for all processes with batch=..."
+            )
         settings = replace(self._settings, halved=self._settings.halved + 1)
         most = max(rows.place.shape[0] // settings.devices for rows in self._rows)
         most = min(most, settings.batch) if isinstance(settings.batch, int) else most
@@ -337,7 +353,7 @@ class Simulation:
         known = np.zeros(self.clients + 1, bool)
         for rows in self._rows:
             if name in rows.memory.knows:
-                known[np.asarray(rows.place)] |= np.asarray(rows.memory.knows[name])
+                known[on_the_host(rows.place)] |= on_the_host(rows.memory.knows[name])
         return known[: self.clients]
 
     def describe(self) -> dict[str, Any]:
@@ -346,6 +362,7 @@ class Simulation:
             "federation": "simulation",
             "device": (self._device if grid is None else grid.devices.flat[0]).device_kind,
             "devices": self._settings.devices,
+            "processes": jax.process_count(),
             "precision": self.precision,
             "batch": self._settings.batch,
             "jax": jax.__version__,
@@ -366,6 +383,8 @@ def _check(batch: int | str, precision: str | None, drop: float) -> None:
     """Refuse settings that no simulation can have."""
     if batch not in ("auto", "tune") and (not isinstance(batch, int) or batch < 1):
         raise SettingError(f"batch must be 'auto', 'tune' or a number of clients from 1 up, not {batch!r}.")
+    if batch == "tune" and jax.process_count() > 1:
+        raise SettingError("batch='tune' would choose otherwise in each process: give 'auto' or a number.")
     if precision is not None and precision not in get_args(Precision):
         raise SettingError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}.")
     if not 0 <= drop < 1:
@@ -391,7 +410,9 @@ def _ask(
     memories = tuple(rows.memory for rows in simulation._rows) if kind.task.keeps else ()
     program = Program(kind, reduce, starts, settings.drop, len(asked))
     with jax.default_matmul_precision(_MATMUL[simulation.precision]):
-        at_once = batches.at_once(settings.batch, program, learner, everybody, shares, settings.devices)
+        at_once = batches.at_once(
+            settings.batch, program, learner, everybody, shares, settings.devices, settings.memory
+        )
         at_once = [max(1, batch >> settings.halved) for batch in at_once]
 
         shape = program.shape(learner, everybody, *shares[0].one())
@@ -425,4 +446,5 @@ def _ask(
     replies, answered = jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *kept)
     real = asked < settings.clients
     traffic = program.traffic(everybody, each, only, shape).only_to(real)
-    return program.answers(asked, replies, answered & real, sums, traffic), remembered
+    answers = program.answers(asked, replies, answered & real, sums, traffic)
+    return everywhere(settings.mesh, answers), remembered
