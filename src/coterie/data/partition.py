@@ -7,13 +7,19 @@ import numpy as np
 from coterie.errors import SettingError
 
 
-def evenly(examples: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Indices of each client's examples: a random split into parts whose sizes differ by at most one."""
+def evenly(
+    examples: int, clients: int, rng: np.random.Generator, each: int | None = None
+) -> list[np.ndarray]:
+    """Indices of each client's examples: a random split into parts whose sizes differ by at most one.
+
+    Or of as many examples for `each`, where that is given.
+    """
     if clients < 1 or clients > examples:
         raise SettingError(
             f"cannot split {examples} examples over {clients} clients: choose 1 to {examples} clients."
         )
-    return np.array_split(rng.permutation(examples), clients)
+    order = rng.permutation(examples)
+    return np.array_split(order if each is None else order[: clients * each], clients)
 
 
 def cluster_sizes(clients: int, clusters: int) -> np.ndarray:
