@@ -35,6 +35,12 @@ PARTS: dict[str, dict[str, str]] = {
         "rotated-digits": "coterie.data.digits:rotated_digits",
         "inverted-digits": "coterie.data.digits:inverted_digits",
         "mixed-regression": "coterie.data.synthetic:mixed_regression",
+        "rotated-mnist": "coterie.data.mnist:rotated_mnist",
+        "inverted-mnist": "coterie.data.mnist:inverted_mnist",
+        "rotated-cifar10": "coterie.data.cifar:rotated_cifar10",
+        "label-cifar10": "coterie.data.cifar:label_cifar10",
+        "femnist": "coterie.data.femnist:femnist",
+        "shakespeare": "coterie.data.shakespeare:shakespeare",
         "nodes": "coterie.data.nodes:nodes",
     },
     "model": {

@@ -70,7 +70,7 @@ def run(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="rotated-digits, inverted-digits or mixed-regression.  [default: rotated-digits]"),
+        typer.Option(help=f"{', '.join(registry.PARTS['data'])}.  [default: rotated-digits]"),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Clients in the data set.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")] = None,

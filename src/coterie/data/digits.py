@@ -68,7 +68,7 @@ def _dealt(
 ) -> Federated:
     # there are so few images that an unseen client gets only about as many as a client is tested on
     return seen_through(
-        views, images, name, clients=clients, unseen=unseen, rng=rng, disjoint=disjoint, alike=False
+        views, images, name, clients=clients, unseen=unseen, seed=rng, disjoint=disjoint, alike=False
     )
 
 

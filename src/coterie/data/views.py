@@ -37,15 +37,15 @@ class Images:
     scale: float | None = None
 
     @classmethod
-    def of(
-        cls, x: np.ndarray, y: np.ndarray, tested_x: np.ndarray, tested_y: np.ndarray, name: str
-    ) -> Images:
-        """Images of one byte a pixel of a data set that has a test set of its own."""
-        for images, labels, which in ((x, y, "training"), (tested_x, tested_y, "test")):
+    def of(cls, x: Sequence[np.ndarray], y: Sequence[np.ndarray], name: str) -> Images:
+        """A published set of images, one byte a pixel, in parts, the last of which is to test on."""
+        for images, labels in zip(x, y, strict=True):
             if len(images) != len(labels) or len(images) == 0:
-                raise DataError(f"{name} has {len(images)} {which} images and {len(labels)} labels for them.")
-        both = np.concatenate([x, tested_x]), np.concatenate([y, tested_y])
-        kept, held_out = np.split(np.arange(len(both[0])), [len(x)])
+                raise DataError(f"{name}: there are {len(images)} images and {len(labels)} labels for them.")
+            if images.shape[1:] != x[0].shape[1:]:
+                raise DataError(f"{name}: images differ in shape, {x[0].shape[1:]} and {images.shape[1:]}.")
+        both = np.concatenate(x), np.concatenate(y)
+        kept, held_out = np.split(np.arange(len(both[0])), [-len(x[-1])])
         return cls(*both, kept, held_out, scale=1 / 255)
 
 
@@ -86,7 +86,7 @@ def seen_through(
     *,
     clients: int,
     unseen: int,
-    rng: np.random.Generator,
+    seed: int | np.random.Generator,
     examples: int | None = None,
     disjoint: bool = False,
     alike: bool = True,
@@ -101,6 +101,8 @@ def seen_through(
 
     Parameters
     ----------
+    seed
+        Who holds which, or what to draw it with.
     examples
         Images that each client trains on; all images are dealt out when not given.
     alike
@@ -109,6 +111,7 @@ def seen_through(
     """
     sizes = cluster_sizes(clients, len(views))
     strangers = cluster_sizes(unseen, len(views)) if unseen else np.zeros(len(views), int)
+    rng = np.random.default_rng(seed)
     pools = [(view.of(images.kept, images.y), view.of(images.held_out, images.y)) for view in views]
     if disjoint:
         kept, held_out = _shares(images.kept, sizes, rng), _shares(images.held_out, sizes + strangers, rng)
@@ -165,13 +168,13 @@ def _each(examples: int | None, members: int, images: int) -> int:
 
 
 def _folds(tested: np.ndarray, members: int, others: int, each: int | None) -> list[np.ndarray]:
-    """The held-out images of a cluster's clients, and those of its unseen clients, `each` if that is given."""
+    """The held-out images of a cluster's clients, and of its unseen clients, `each` if that is given."""
     if each is None:
         return np.split(tested, [round(len(tested) * members / (members + others))])
     if each * others > len(tested):
         raise SettingError(
-            f"{others} unseen clients cannot hold {each} images each, as clients train on: a cluster has "
-            f"{len(tested)} test images; choose fewer unseen clients, at most {len(tested) // each} per cluster."
+            f"{others} unseen clients cannot hold {each} images each, as many as clients train on: a cluster "
+            f"has {len(tested)} test images; choose fewer unseen clients, or fewer examples."
         )
     mine, theirs = np.split(tested, [len(tested) - each * others])
     return [mine if len(mine) >= members else mine[:0], theirs]
