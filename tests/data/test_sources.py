@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -122,6 +123,12 @@ def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(server, cache, pa
         things(server.url(path), checksum=checksum).read(None)
     assert "\n" not in str(caught.value)
     assert [p.name for p in cache.iterdir()] == [".lock"]
+
+
+def test_without_pooch_it_is_said_how_to_get_it(cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(DataError, match=r"pooch is not installed \(pip install 'coterie\[data\]'\)"):
+        things("http://127.0.0.1:9/a").read(None)
 
 
 def test_nobody_answers(cache):

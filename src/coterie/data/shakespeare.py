@@ -33,8 +33,8 @@ def shakespeare(
     """What roles of Shakespeare's plays say, to predict the next character: LEAF's Shakespeare.
 
     An example is 80 characters, as numbers from 0 to 79, and its label is the character after them. Test
-    examples are the last tenth in time, and share no character with training examples but for the first
-    label. The SR-FCA paper draws 50 roles, as here. `truth` is None.
+    examples are the last tenth in time, and share one character with training examples, no more. The SR-FCA
+    paper draws 50 roles, as here. `truth` is None.
 
     Parameters
     ----------

@@ -210,6 +210,8 @@ def _resume(path: Path) -> Callable[[str, Any, Any], None]:
                     for chunk in answer.iter_content(CHUNK):
                         file.write(chunk)
                         arrived(file.tell())
+                    if file.tell() < total:
+                        raise requests.ConnectionError(f"{file.tell()} of {total} bytes have arrived")
             except requests.RequestException:
                 raise
             except OSError:
