@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 FOLDER = Path(__file__).parent
-NONE_OF_THEM = {"measure.py", "compare.py", "collapse.py"}  # the last counts runs, for which 50 seeds are few
+NONE_OF_THEM = {"measure.py", "compare.py", "collapse.py", "precision.py"}  # the last two are about accuracy
 WORSE = 1.2
 
 

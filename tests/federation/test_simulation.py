@@ -313,6 +313,27 @@ def test_precision_is_explicit_and_recorded(shards):
     assert {"device", "devices", "batch", "jax"} <= of(shards).describe().keys()
 
 
+@pytest.mark.parametrize("settings", [{}, {"sample_space": False}, {"resident": False}], ids=str)
+def test_bfloat16_rounds_what_clients_compute_and_nothing_else(settings):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 40), np.float32), rng.standard_normal(60, np.float32)
+    shards = ct.Shards.from_flat(x, y, np.repeat(np.arange(6), 10))
+    half = of(shards, precision="bfloat16", **settings)
+    assert all(rows.x.dtype == jnp.bfloat16 and rows.y.dtype == jnp.float32 for rows in half._rows)
+    models = jnp.asarray(rng.standard_normal((K, 40)), jnp.float32)
+    like = LEARNER.for_data(shards.spec).shapes(shards.spec)
+    task = ChooseAndTrain(stacked.from_matrix(models, like), jnp.asarray(2))
+    plain, rounded = (
+        each.ask(task, key=jax.random.key(7)) for each in (of(shards, sample_space=False), half)
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves((rounded.value, rounded.report))} == {jnp.dtype("float32")}
+    np.testing.assert_array_equal(rounded.cluster, plain.cluster)
+    np.testing.assert_allclose(rounded.report.loss, plain.report.loss, rtol=0.02)
+    start = models[plain.cluster]
+    moved, expected = (np.asarray(stacked.to_matrix(each.value) - start) for each in (rounded, plain))
+    assert 0 < np.abs(moved - expected).max() < 0.02 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -10,6 +10,7 @@ import coterie as ct
 from coterie.learn import sample_space
 from coterie.learn.local import Pull
 from coterie.learn.shard import Shard
+from coterie.models.half import in_half
 
 EXAMPLES, PADDING, FEATURES = 7, 3, (4, 5)
 SEEN = ct.data.Spec(FEATURES, "float32", (), "int32", 3)  # as they are stored
@@ -53,6 +54,15 @@ def both(learner, shard=None, **settings):
         return learner.train(start, shard, jax.random.key(3), jnp.asarray(4), **settings)
 
     return jax.jit(lambda: (train(shard), train(with_products(learner, shard))))()
+
+
+def test_in_bfloat16_both_ways_round_alike():
+    half = ct.Learner(in_half(ct.models.MLP(hidden=(6, 5), outputs=3)), local=ct.SGD(lr=0.1, steps=1))
+    start = half.model.init(jax.random.key(1), client().x)
+    usual, spanned = both(half)
+    for a, b, before in zip(*map(jax.tree.leaves, (usual, spanned, start)), strict=True):
+        assert a.dtype == b.dtype == jnp.float32
+        np.testing.assert_allclose(a - before, b - before, atol=0.02 * float(jnp.abs(a - before).max()))
 
 
 def assert_close(usual, spanned, within):

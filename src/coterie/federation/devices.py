@@ -48,20 +48,22 @@ def mesh(devices: Sequence[Any]) -> jax.sharding.Mesh | None:
     return jax.make_mesh((len(devices),), ("clients",), (jax.sharding.AxisType.Auto,), devices=devices)
 
 
-def spread(array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0) -> Any:
+def spread(
+    array: np.ndarray, *, grid: jax.sharding.Mesh | None, device: Any, fill: int = 0, dtype: Any = None
+) -> Any:
     """An array of one row per client on the devices; blank rows, of `fill`, make it divide evenly.
 
     Of an array that is mapped into memory, a process reads the rows of its own devices alone.
     """
     if grid is None:
-        return jax.device_put(np.asarray(array), device)
+        return jax.device_put(np.asarray(array, dtype), device)
     rows = len(array) + -len(array) % grid.size
 
     def own(where: Any) -> np.ndarray:
         start, stop, _ = where[0].indices(rows)
-        mine = np.asarray(array[start:stop])
+        mine = np.asarray(array[start:stop], dtype)
         blank = stop - start - len(mine)
-        return np.concatenate([mine, np.full((blank, *array.shape[1:]), fill, array.dtype)])
+        return np.concatenate([mine, np.full((blank, *array.shape[1:]), fill, mine.dtype)])
 
     return jax.make_array_from_callback((rows, *array.shape[1:]), NamedSharding(grid, P("clients")), own)
 

@@ -30,6 +30,7 @@ from coterie.learn import losses, sample_space
 from coterie.learn.learner import Learner
 from coterie.learn.task import Kind, Task
 from coterie.models import stacked
+from coterie.models.half import in_half
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 _MATMUL = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -73,8 +74,10 @@ class Simulation:
         `jax.distributed` has brought together. Each process then holds the examples of its own clients on
         its devices, and all of them run the same program.
     precision
-        Of matrix products: `"float32"`, `"tf32"` or `"bfloat16"`. When not given, tf32 for classifiers on an
-        accelerator and float32 otherwise. Averages of models are always taken in float32.
+        Of what clients compute: `"float32"`; `"tf32"`, the same but for the products of accelerators; or
+        `"bfloat16"`, in which features are stored, and weights and activations rounded wherever a model is
+        applied. When not given, tf32 for classifiers on an accelerator and float32 otherwise. Models, their
+        averages and all sums are float32 in any case.
     drop
         Fault injection: the probability that a client does not answer an ask.
     debug
@@ -130,8 +133,9 @@ class Simulation:
 
     def _put(self, bucket: Bucket, tokens: np.ndarray, place: np.ndarray) -> Rows:
         put = partial(spread, grid=self._settings.mesh, device=self._device)
+        narrow = self._settings.precision == "bfloat16" and bucket.x.dtype.kind == "f"
         return Rows(
-            x=put(bucket.x),
+            x=put(bucket.x, dtype=jnp.bfloat16 if narrow else None),
             y=put(bucket.y),
             size=put(bucket.sizes.astype(np.int32)),
             token=put(tokens),
@@ -184,6 +188,8 @@ class Simulation:
 
     def with_learner(self, learner: Learner, *, trains: bool = True) -> Simulation:
         learner = learner.for_data(self.spec)
+        if self._settings.precision == "bfloat16":
+            learner = replace(learner, model=in_half(learner.model))
 
         def prepared(own: Rows) -> Rows:
             # other learners, and other runs, have not kept anything yet

@@ -27,6 +27,7 @@ from coterie.learn import losses
 from coterie.learn.local import Objective, Pull
 from coterie.learn.shard import Shard
 from coterie.models import stacked
+from coterie.models.half import computed_in, rounded
 from coterie.models.layers import DenseFirst, dense
 
 if TYPE_CHECKING:
@@ -60,8 +61,15 @@ def products(learner: Learner, spec: Spec, x: Array) -> Float[Array, "clients ex
     """G of each of stacked clients, given their features as they are stored."""
     model, x = cast(Any, learner.model), spec.seen(x)
     flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
-    gram = jnp.einsum("cnd,cmd->cnm", flat, flat, precision=jax.lax.Precision.HIGHEST)
-    return gram if model.first(learner.shapes_for(x[0])).bias is None else gram + 1
+    gram = jnp.einsum(
+        "cnd,cmd->cnm",
+        flat,
+        flat,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    gram = gram if model.first(learner.shapes_for(x[0])).bias is None else gram + 1
+    return gram.astype(computed_in(model))
 
 
 @cache
@@ -85,10 +93,11 @@ def train(
 ) -> PyTree:
     """What `learner.train` gives, up to rounding."""
     model: Any = learner.model
-    flat, gram, loss = shard.x.reshape(len(shard.x), -1), shard.gram, losses.named(learner.loss)
+    flat = rounded(shard.x.reshape(len(shard.x), -1), computed_in(model))
+    gram, loss = shard.gram, losses.named(learner.loss)
 
     def at(layers: eqx.nn.Linear) -> Float[Array, "layers examples width"]:
-        return jax.vmap(lambda layer: dense(layer, flat))(layers)
+        return jax.vmap(lambda layer: dense(rounded(layer, flat.dtype), flat))(layers)
 
     if isinstance(start, stacked.OneOf):
         # the losses of all models need this too: the compiler sees that it is the same
@@ -103,8 +112,8 @@ def train(
     shrinks = len(models) > 1 or getattr(learner.local, "weight_decay", 0) > 0
 
     def in_coordinates(number: int) -> PyTree:
-        scale = jnp.zeros(len(models), at_bases.dtype).at[number].set(1) if shrinks else None
-        return model.with_first(models[number], Coordinates(scale, jnp.zeros_like(at_bases[0])))
+        scale = jnp.zeros(len(models)).at[number].set(1) if shrinks else None
+        return model.with_first(models[number], Coordinates(scale, jnp.zeros(at_bases.shape[1:])))
 
     def per_example(params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
         z = _at_examples(model.first(params), at_bases, gram)
@@ -115,7 +124,7 @@ def train(
     trained = learner.local.run(objective, in_coordinates(0), shard, key, round_)
     found: Coordinates = model.first(trained)
     layer = jax.tree.map(lambda base: _combined(found.scale, base), bases)
-    weight, bias = layer.weight + found.rows.T @ flat, layer.bias
+    weight, bias = layer.weight + _exactly(found.rows.T, flat), layer.bias
     bias = None if bias is None else bias + found.rows.sum(0)
     made = eqx.tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias), is_leaf=_is_none)
     return model.with_first(trained, made)
@@ -129,6 +138,12 @@ def _combined(scale: Float[Array, " bases"] | None, bases: Array) -> Array:
     return bases[0] if scale is None else jnp.tensordot(scale, bases, 1)
 
 
+def _exactly(a: Array, b: Array) -> Array:
+    """A product of numbers of the narrower of both kinds, summed in float32."""
+    narrow = min(a.dtype, b.dtype, key=lambda kind: kind.itemsize)
+    return jnp.matmul(a.astype(narrow), b.astype(narrow), preferred_element_type=jnp.float32)
+
+
 @jax.custom_vjp
 def _at_examples(
     first: Coordinates,
@@ -136,7 +151,8 @@ def _at_examples(
     gram: Float[Array, "examples examples"],
 ) -> Float[Array, "examples width"]:
     """X W^T; its derivative with respect to W is given in coordinates, not with respect to coordinates."""
-    return _combined(first.scale, at_bases) + gram @ first.rows
+    z = _combined(first.scale, at_bases) + _exactly(gram, first.rows)
+    return z.astype(at_bases.dtype)
 
 
 def _forward(first: Coordinates, at_bases: Array, gram: Array) -> tuple[Array, tuple[Any, ...]]:
@@ -145,7 +161,7 @@ def _forward(first: Coordinates, at_bases: Array, gram: Array) -> tuple[Array, t
 
 def _backward(saved: tuple[Any, ...], dz: Array) -> tuple[Coordinates, Array, Array]:
     scale, at_bases, gram = jax.tree.map(jnp.zeros_like, saved)
-    return Coordinates(scale, dz), at_bases, gram
+    return Coordinates(scale, dz.astype(jnp.float32)), at_bases, gram
 
 
 _at_examples.defvjp(_forward, _backward)
