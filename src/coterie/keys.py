@@ -6,9 +6,9 @@ spread over devices, and an interrupted run continues exactly where it stopped.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from functools import partial
+from hashlib import blake2b
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,15 @@ def purpose(seed: int, name: str) -> Key[Array, ""]:
 
 def token(identity: object) -> Token:
     """64 bits that stand for a client id (or a purpose) wherever it is needed as a number."""
-    digest = hashlib.blake2b(str(identity).encode(), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))
+    return np.uint64(tokens([identity])[0])
 
 
 def tokens(ids: Iterable[object]) -> np.ndarray:
     """One token per id, shape (clients,)."""
-    return np.array([token(i) for i in ids], dtype=np.uint64)
+    each = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    # joined, and not made a number one by one: there may be a million
+    joined = b"".join([blake2b(str(i).encode(), digest_size=8).digest() for i in each])
+    return np.frombuffer(joined, "<u8").astype(np.uint64)
 
 
 def words(of: np.ndarray) -> np.ndarray:
@@ -66,7 +68,7 @@ def participants(seed: int, round_: int, clients: np.ndarray, count: int) -> np.
     if count >= len(clients):
         return np.arange(len(clients))
     drawn = lots(f"participants/{seed}/{round_}", clients)
-    return np.sort(np.argsort(drawn, kind="stable")[:count])
+    return np.flatnonzero(drawn <= np.partition(drawn, count - 1)[count - 1])[:count]
 
 
 def lots(purpose: str, clients: np.ndarray) -> np.ndarray:

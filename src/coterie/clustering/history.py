@@ -18,7 +18,9 @@ class Moves(Sequence[list[int]]):
     """
 
     def __init__(self, pairs: Any) -> None:
-        self.pairs = np.asarray(pairs, np.int32).reshape(-1, 2)
+        # as a sequence, other moves would be read pair by pair
+        given = pairs.pairs if isinstance(pairs, Moves) else pairs
+        self.pairs = np.asarray(given, np.int32).reshape(-1, 2)
 
     def __len__(self) -> int:
         return len(self.pairs)
