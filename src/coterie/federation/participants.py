@@ -38,38 +38,43 @@ def _rows_of(
     rounds: np.ndarray, buckets: Sequence[np.ndarray], devices: int, clients: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each bucket: which row of which device holds each asked client, and its index among the asked."""
+    # a client's part: which of the buckets' parts on devices it is in; a blank place is in none
+    row_of, part_of = np.zeros(clients + 1, np.int32), np.full(clients + 1, len(buckets) * devices, np.int16)
+    for b, members in enumerate(buckets):
+        device, row = np.divmod(np.arange(len(members)), -(-len(members) // devices))
+        row_of[members], part_of[members] = row, b * devices + device
+    # part by part, in the order in which they are asked
+    order = np.argsort(part_of[rounds], axis=1, kind="stable")
+    rows = row_of[np.take_along_axis(rounds, order, axis=1)]
+    parts = len(buckets) * devices
+    count = np.stack([np.bincount(part_of[asked], minlength=parts + 1)[:parts] for asked in rounds])
+    first = np.cumsum(count, axis=1) - count
     asked = rounds.shape[1]
-    found, needed, expected, most = [], [], [], []
-    for members in buckets:
-        per_device = -(-len(members) // devices)
-        row_of = np.full(clients + 1, -1)
-        row_of[members] = np.arange(len(members))
-        rows = row_of[rounds]  # (rounds, asked); -1 where the client is in another bucket, or there is none
-        device = np.where(rows >= 0, rows // per_device, -1)
-        found.append((device, rows % per_device))
-        needed.append(max(1, max(int((device == d).sum(1).max()) for d in range(devices))))
-        expected.append(asked * len(members) / (clients * devices))
-        most.append(min(asked, per_device))
+    needed = np.maximum(count.max(axis=0).reshape(-1, devices).max(axis=1), 1).tolist()
+    expected = [asked * len(members) / (clients * devices) for members in buckets]
+    most = [min(asked, -(-len(members) // devices)) for members in buckets]
     room = needed if len(rounds) >= MANY else _room(needed, expected, most)
     return [
-        _table(device, row, devices, capacity) for (device, row), capacity in zip(found, room, strict=True)
+        _table(rows, order, first[:, here], count[:, here], capacity)
+        for here, capacity in zip(np.arange(parts).reshape(-1, devices), room, strict=True)
     ]
 
 
 def _table(
-    device: np.ndarray, rows: np.ndarray, devices: int, capacity: int
+    rows: Int[np.ndarray, "rounds asked"],
+    order: Int[np.ndarray, "rounds asked"],
+    first: Int[np.ndarray, "rounds devices"],
+    count: Int[np.ndarray, "rounds devices"],
+    capacity: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where clients are, device by device, each with as many places."""
+    """Where clients of a bucket are, device by device, each with as many places."""
     rounds, asked = rows.shape
-    row = np.zeros((rounds, devices, capacity), np.int32)
-    place = np.full((rounds, devices, capacity), asked, np.int32)
-    for d in range(devices):
-        here = device == d
-        slot = np.cumsum(here, axis=1) - 1
-        t, i = np.nonzero(here)
-        row[t, d, slot[t, i]] = rows[t, i]
-        place[t, d, slot[t, i]] = i
-    return row.reshape(rounds, -1), place.reshape(rounds, -1)
+    slot = np.arange(capacity)
+    at = np.minimum(first[..., None] + slot, asked - 1).reshape(rounds, -1)
+    used = (slot < count[..., None]).reshape(rounds, -1)
+    row = np.where(used, np.take_along_axis(rows, at, axis=1), 0)
+    place = np.where(used, np.take_along_axis(order, at, axis=1), asked)
+    return row.astype(np.int32), place.astype(np.int32)
 
 
 def _room(needed: list[int], expected: list[float], most: list[int]) -> list[int]:
