@@ -17,6 +17,8 @@ class Moves(Sequence[list[int]]):
     They may be a million: an array, which is written out only where it goes into a file.
     """
 
+    pairs: np.ndarray  # (moves, 2)
+
     def __init__(self, pairs: Any) -> None:
         # as a sequence, other moves would be read pair by pair
         given = pairs.pairs if isinstance(pairs, Moves) else pairs
