@@ -18,7 +18,7 @@ from support.observers import Between, Kill, Killed, Remember
 from support.references import local_update
 
 import coterie as ct
-from coterie import registry
+from coterie import keys, registry
 from coterie.algorithms.algorithm import Round
 from coterie.algorithms.bipartition import Bipartition, bipartition, cosines, explained
 from coterie.algorithms.cfl import CFL
@@ -185,7 +185,7 @@ def seen_by(algorithm, answers, k, clusters):
 def paused(algorithm, state, done, ids=None):
     """What comes of a pause in which nobody is asked."""
     ids = np.arange(len(state.assignment)) if ids is None else ids
-    server = Server(learner=None, spec=None, ids=ids, present=np.arange(len(ids)), seed=0)
+    server = Server(None, None, ids=ids, tokens=keys.tokens(ids), present=np.arange(len(ids)), seed=0)
     return alone(None, algorithm.pause(server, state, done))
 
 

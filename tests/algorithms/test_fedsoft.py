@@ -251,7 +251,8 @@ def test_equal_centres_give_the_first_cluster():
 def asked_of(counts, names=NAMES, present=None, seed=0):
     """Clients of which no more is known than how many examples are nearest to which centre."""
     here = np.arange(len(names)) if present is None else np.array(present)
-    server = Server(learner=None, spec=None, ids=np.array(names), present=here, seed=seed)
+    ids, tokens = np.array(names), keys.tokens(names)
+    server = Server(learner=None, spec=None, ids=ids, tokens=tokens, present=here, seed=seed)
     counts, empty = jnp.asarray(counts), jnp.zeros(0)
     state = State(empty, unknown(len(names)), counts=counts, losses=empty, own=empty, first=empty)
     return server, state

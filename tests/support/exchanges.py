@@ -17,7 +17,7 @@ from coterie.models import stacked
 def server_of(federation, learner, seed=0):
     """What a server of these clients knows."""
     learner = learner.for_data(federation.spec)
-    return Server(learner, federation.spec, federation.ids, federation.present(), seed)
+    return Server.of(federation, learner, seed)
 
 
 def carried_out(federation, *exchanges, seed=0):

@@ -222,7 +222,7 @@ class Algorithm(ABC, Generic[S]):
         here = np.intersect1d(server.present, everybody)
         if not len(here):
             here = everybody  # to be waited for
-        tokens = keys.tokens(server.ids[here])
+        tokens = server.tokens[here]
         return Draw(np.stack([here[keys.participants(server.seed, t, tokens, count)] for t in rounds]))
 
     def participants(self, clients: int) -> int:

@@ -214,9 +214,8 @@ class FedSoft(Algorithm[State]):
         here = known & np.isin(np.arange(len(known)), server.present)
         # those that are away are waited for only if there is nobody else
         rates = np.asarray(self.weights(state.counts)) * (here if here.any() else known)[:, None]
-        tokens = keys.tokens(server.ids)
         purposes = [[f"selection/{server.seed}/{t}/{s}" for s in range(self.k)] for t in rounds]
-        lots = np.stack([np.stack([keys.lots(p, tokens) for p in each], axis=-1) for each in purposes])
+        lots = np.stack([np.stack([keys.lots(p, server.tokens) for p in each], axis=-1) for each in purposes])
         uniform = (lots + 0.5) * 2.0**-64  # above 0, and rarely 1: who then rings at once
         ring = np.full(uniform.shape, np.inf)
         np.divide(-np.log(uniform), rates, out=ring, where=rates > 0)

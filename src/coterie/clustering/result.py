@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, PyTree
 
 from coterie import registry, storage
 from coterie.clustering.history import History, from_line
-from coterie.data.shards import Shards, Spec
+from coterie.data.shards import Shards, Spec, places
 from coterie.errors import DataError, RunFolderError, SettingError
 from coterie.federation.protocol import Answers, Federation, as_federation
 from coterie.learn.learner import Learner
@@ -138,15 +138,15 @@ class Clustering:
         federation = as_federation(clients)
         if personal and self.personal is None:
             raise SettingError(f"{self.algorithm.get('name', 'this algorithm')} trains no personal models.")
-        chosen_by = "train" if personal else chosen_by or self._chosen_by(federation.ids)
+        ids = federation.ids
+        mine = places(ids, self.ids)
+        chosen_by = "train" if personal else chosen_by or self._chosen_by(ids, mine)
         if chosen_by == "train":
-            cluster_of = dict(zip(map(str, self.ids), self.assignment.tolist(), strict=True))
-            strangers = [name for name in federation.ids if str(name) not in cluster_of]
-            if strangers:
+            if (mine < 0).any():
                 raise DataError(
-                    f"client {strangers[0]} took no part in training: evaluate it with chosen_by='shard'."
+                    f"client {ids[mine < 0][0]} took no part in training: evaluate it with chosen_by='shard'."
                 )
-            clusters = np.array([cluster_of[str(name)] for name in federation.ids], np.int32)
+            clusters = self.assignment[mine]
             if (clusters < 0).all():
                 raise DataError("no client has a cluster from training: evaluate with chosen_by='shard'.")
         elif chosen_by == "shard":
@@ -155,12 +155,11 @@ class Clustering:
             raise SettingError(f"chosen_by must be 'train' or 'shard', not {chosen_by!r}.")
         which, models = np.maximum(clusters, 0), self.models
         if personal:
-            place = {str(name): i for i, name in enumerate(self.ids)}
-            which, models = np.array([place[str(name)] for name in federation.ids]), self.personal
+            which, models = mine, self.personal
         answers = self._ask(federation, Evaluate(models), only=jnp.asarray(which, jnp.int32))
         rows = pd.DataFrame(
             {
-                "id": federation.ids,
+                "id": ids,
                 "cluster": clusters,
                 "examples": np.asarray(answers.report.examples),
                 "loss": np.asarray(answers.report.loss, float),
@@ -173,17 +172,16 @@ class Clustering:
         per_cluster.insert(1, "examples", groups["examples"].sum())
         return Evaluation(rows["accuracy"].mean(), rows["loss"].mean(), rows, per_cluster, chosen_by)
 
-    def _chosen_by(self, ids: np.ndarray) -> ChosenBy:
-        mine, theirs = {str(name) for name in self.ids}, [str(name) for name in ids]
-        known = sum(name in mine for name in theirs)
+    def _chosen_by(self, ids: np.ndarray, mine: Int[np.ndarray, " clients"]) -> ChosenBy:
+        known = int((mine >= 0).sum())
         if known == 0:
             return "shard"
         # numbers are also what clients are called who were given no ids: the same numbers in a population
         # of another size are no evidence that these are the same clients
-        numbered = ids.dtype.kind in "iu" and len(theirs) != len(mine)
-        if known < len(theirs) or numbered:
+        numbered = ids.dtype.kind in "iu" and len(ids) != len(self.ids)
+        if known < len(ids) or numbered:
             raise DataError(
-                f"{known} of these {len(theirs)} clients have ids of training clients: say "
+                f"{known} of these {len(ids)} clients have ids of training clients: say "
                 "chosen_by='train' if they are the same clients, or chosen_by='shard' if they are others."
             )
         return "train"

@@ -21,9 +21,10 @@ def distinct_ids(ids: Any, count: int) -> np.ndarray:
         raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
     if names.dtype.kind not in "iuU":
         names = names.astype(str)
-    distinct, times = np.unique(names, return_counts=True)
-    if len(distinct) < count:
-        raise DataError(f"client id {str(distinct[times > 1][0])!r} is given twice: ids must be distinct.")
+    ordered = np.sort(names)
+    twice = ordered[1:] == ordered[:-1]
+    if twice.any():
+        raise DataError(f"client id {str(ordered[1:][twice][0])!r} is given twice: ids must be distinct.")
     return names
 
 

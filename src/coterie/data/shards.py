@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coterie import storage
+from coterie import keys, storage
 from coterie.data import allocate, checks
 from coterie.errors import DataError
 
@@ -289,7 +290,7 @@ class Shards:
             raise DataError("select clients by a slice, a list of positions, or one boolean per client.")
         new = np.full(len(self), -1)
         new[positions] = np.arange(len(positions))
-        if len(np.unique(positions)) < len(positions):
+        if np.count_nonzero(new >= 0) < len(positions):
             raise DataError("a client was selected twice: select every client at most once.")
         if len(positions) == 0:
             raise DataError("no client was selected: select at least one.")
@@ -310,11 +311,17 @@ class Shards:
 
     def positions(self, ids: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Where the given client ids stand in `self.ids`."""
-        at = {str(name): i for i, name in enumerate(self.ids)}
-        missing = [name for name in ids if str(name) not in at]
-        if missing:
-            raise DataError(f"there is no client {str(missing[0])!r} among these {len(self)} clients.")
-        return np.array([at[str(name)] for name in ids], np.int64)
+        ids = np.asarray(ids)
+        found = places(ids, self.ids)
+        if (found < 0).any():
+            missing = str(ids[found < 0][0])
+            raise DataError(f"there is no client {missing!r} among these {len(self)} clients.")
+        return found
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The tokens of the client ids: see `coterie.keys`."""
+        return keys.tokens(self.ids)
 
     @property
     def examples(self) -> int:
@@ -331,6 +338,14 @@ class Shards:
             f"Shards({len(self)} clients, {self.examples} examples of shape {self.spec.x_shape}, "
             f"{self.sizes.min()} to {self.sizes.max()} per client)"
         )
+
+
+def places(ids: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Where client ids stand among others; -1 for one that does not. As a name, 7 is "7"."""
+    if np.array_equal(ids, among):
+        return np.arange(len(among))
+    at = dict(zip(map(str, among.tolist()), range(len(among)), strict=True))
+    return np.fromiter((at.get(name, -1) for name in map(str, ids.tolist())), np.int64, len(ids))
 
 
 def _by_size(sizes: np.ndarray, spec: Spec) -> Iterator[np.ndarray]:

@@ -26,13 +26,14 @@ class Server:
     learner: Learner
     spec: Spec
     ids: np.ndarray
+    tokens: np.ndarray  # that stand for the ids where randomness is derived
     present: Int[np.ndarray, " present"]  # positions of the clients that can be asked now
     seed: int
 
     @classmethod
     def of(cls, federation: Federation, learner: Learner, seed: int) -> Server:
         """The server of a federation."""
-        return cls(learner, federation.spec, federation.ids, federation.present(), seed)
+        return cls(learner, federation.spec, federation.ids, federation.tokens, federation.present(), seed)
 
     @property
     def clients(self) -> int:

@@ -185,6 +185,11 @@ class Federation(Protocol):
         ...
 
     @property
+    def tokens(self) -> np.ndarray:
+        """The token of each id: see `coterie.keys`."""
+        ...
+
+    @property
     def spec(self) -> Spec:
         """The shape of one example."""
         ...

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
 from coterie import keys
-from coterie.data.shards import Bucket, Shards, Spec
+from coterie.data.shards import Bucket, Shards, Spec, places
 from coterie.errors import FederationError, SettingError
 from coterie.federation import batches, debug, streaming
 from coterie.federation.batches import Batch
@@ -128,7 +128,7 @@ class Simulation:
         self._device = available[0]
         self._rows: tuple[Rows, ...] = ()
         if self.traceable:
-            tokens = keys.words(keys.tokens(shards.ids))
+            tokens = keys.words(shards.tokens)
             self._rows = tuple(self._put(b, tokens[b.clients], b.clients) for b in shards.buckets)
 
     def _put(self, bucket: Bucket, tokens: np.ndarray, place: np.ndarray) -> Rows:
@@ -159,6 +159,10 @@ class Simulation:
         return self.shards.ids
 
     @property
+    def tokens(self) -> np.ndarray:
+        return self.shards.tokens
+
+    @property
     def shards(self) -> Shards:
         """The data on the host."""
         if self._shards is None:
@@ -174,7 +178,8 @@ class Simulation:
         return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
 
     def recall(self, ids: np.ndarray, spec: Spec) -> None:
-        if list(map(str, ids)) != list(map(str, self.ids)) or spec != self.spec:
+        same = np.array_equal(places(ids, self.ids), np.arange(self.clients))
+        if not same or spec != self.spec:
             raise SettingError(f"the run was begun with other clients than these {self.clients}.")
 
     def admit(self) -> None:

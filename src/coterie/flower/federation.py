@@ -13,7 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
-from coterie import registry
+from coterie import keys, registry
 from coterie.data.shards import Spec
 from coterie.errors import FederationError, SettingError
 from coterie.federation.flower_settings import FlowerSettings
@@ -80,6 +80,10 @@ class FlowerFederation:
     @property
     def ids(self) -> np.ndarray:
         return np.array(self._gathered.ids)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return keys.tokens(self._gathered.ids)
 
     @property
     def spec(self) -> Spec:

@@ -41,7 +41,7 @@ class FarthestLoss:
         if self.rounds < 1:
             raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
         each = keys.numbered(key, k)
-        tokens = jnp.asarray(keys.words(keys.tokens(server.ids[server.present])))
+        tokens = jnp.asarray(keys.words(server.tokens[server.present]))
         lots = jax.vmap(lambda token: jax.random.uniform(keys.of_client(each[0], token)))(tokens)
         chosen = int(server.present[np.argmin(lots)])
         models: list[PyTree] = []
