@@ -129,11 +129,12 @@ def test_the_history_knows_nothing_of_blank_places():
     nothing = Traffic(jnp.asarray(REAL), jnp.zeros(5, bool), 10, 0, 1)
     answered = REAL & (ASKED != 1)
     known, work = np.zeros((1, NOBODY), int), (4, 2)
-    outcome = Outcome(np.zeros(1), known, ASKED, answered, nothing, work, clusters=2)
+    sizes = np.array([[NOBODY, 0]])
+    outcome = Outcome(np.zeros(1), known, sizes, ASKED, answered, nothing, work)
     log = records.log(3, outcome, outcome.assignment, 0.1, np.array(list("abcdef")))
     assert (log.asked, log.answered, log.missing) == (3, 2, {"no answer": ["b"]})
     assert (log.bytes_down, log.bytes_up) == (30, 2)
-    assert (log.losses, log.updates) == (4, 2)
+    assert (log.losses, log.updates, log.sizes) == (4, 2, [[NOBODY, 0]])
 
 
 def test_what_is_known_is_updated_by_those_who_answered():

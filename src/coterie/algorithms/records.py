@@ -24,11 +24,11 @@ class Outcome(eqx.Module):
 
     loss: Float[Array, " starts"]  # mean over the clients that answered
     assignment: Int[Array, "starts clients"]
+    sizes: Int[Array, "starts clusters"]
     clients: Int[Array, " asked"]
     answered: Bool[Array, " asked"]
     traffic: Traffic
     work: tuple[Int[Array, ""], Int[Array, ""]]
-    clusters: int = eqx.field(static=True)
     failures: tuple[tuple[int, str], ...] = eqx.field(static=True, default=())  # position and reason
 
     @classmethod
@@ -41,11 +41,11 @@ class Outcome(eqx.Module):
         return cls(
             loss=mean,
             assignment=assignment,
+            sizes=(assignment[..., None] == jnp.arange(clusters)).sum(1),
             clients=answers.clients,
             answered=answered.any(0),
             traffic=answers.traffic,
             work=work_of(task, only, answered),
-            clusters=clusters,
             failures=answers.failures,
         )
 
@@ -83,15 +83,17 @@ class Count:
         self.failures |= dict(answers.failures)
 
 
-def _changes(
-    before: Int[np.ndarray, "starts clients"], now: Int[np.ndarray, "starts clients"], clusters: int
-) -> tuple[list[Moves], list[list[int]]]:
-    """For each start, who moved where, and how many clients each cluster has."""
-    moved = [
+def _moves(before: Int[np.ndarray, "starts clients"], now: Int[np.ndarray, "starts clients"]) -> list[Moves]:
+    """For each start, who moved where."""
+    return [
         Moves(np.stack([np.flatnonzero(changed), row[changed]], axis=1))
         for changed, row in zip(now != before, now, strict=True)
     ]
-    return moved, [np.bincount(row[row >= 0], minlength=clusters).tolist() for row in now]
+
+
+def _sizes(now: Int[np.ndarray, "starts clients"], clusters: int) -> list[list[int]]:
+    """For each start, how many clients each cluster has."""
+    return [np.bincount(row[row >= 0], minlength=clusters).tolist() for row in now]
 
 
 def event(
@@ -104,15 +106,14 @@ def event(
     seconds: float,
 ) -> Event:
     """What happened after so many rounds, given what clients were known to belong to before and after it."""
-    moved, sizes = _changes(before, now, clusters)
     cost = {name: value for name, value in asdict(count).items() if name != "failures"}
     return Event(
         after=done,
         name=note.name,
         text=note.text,
         details=note.details,
-        moved=moved,
-        sizes=sizes,
+        moved=_moves(before, now),
+        sizes=_sizes(now, clusters),
         seconds=seconds,
         **cost,
     )
@@ -126,7 +127,7 @@ def log(
     ids: np.ndarray,
 ) -> RoundLog:
     """A round, given what clients were known to belong to before it."""
-    moved, sizes = _changes(before, np.asarray(outcome.assignment), outcome.clusters)
+    moved = _moves(before, np.asarray(outcome.assignment))
     answered = np.asarray(outcome.answered)
     down, spared, up = outcome.traffic.total(answered)
     reasons = dict(outcome.failures)
@@ -141,7 +142,7 @@ def log(
         round=number,
         loss=[float(value) for value in outcome.loss],
         changed=[len(moves) for moves in moved],
-        sizes=sizes,
+        sizes=np.asarray(outcome.sizes).tolist(),
         moved=moved,
         asked=int(real.sum()),
         answered=int(answered.sum()),
@@ -172,13 +173,13 @@ def logs_alone(
         for client in np.flatnonzero(drawn & ~alone.heard).tolist():
             missing.setdefault(count.failures.get(client, NO_ANSWER), []).append(str(ids[client]))
         was, known = known, np.where(drawn, now, known)  # a client has a model from its first round on
-        moved, sizes = _changes(was, known, now.shape[1])
+        moved = _moves(was, known)
         logs.append(
             RoundLog(
                 round=first + t,
                 loss=[float(alone.losses[heard, t].mean()) if heard.any() else np.nan],
                 changed=[len(moves) for moves in moved],
-                sizes=sizes,
+                sizes=_sizes(known, now.shape[1]),
                 moved=moved,
                 asked=int(drawn.sum()),
                 answered=int(heard.sum()),
