@@ -21,16 +21,16 @@ with warnings.catch_warnings(record=True) as said:
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=1))
     found = ct.Global(rounds=1).fit(simulation, learner, seed=0)
 print(jax.config.jax_compilation_cache_dir)
-print(sum("compiled programs are not kept" in str(warning.message) for warning in said))
+print(sum("programs" in str(warning.message) or "cache" in str(warning.message) for warning in said))
 print(float(found.history.records[0].loss[0]))
 """
 
 
-def ran(cache, **environment):
-    """Where programs are kept, how many warnings there were, and a result."""
+def ran(cache, first="", **environment):
+    """Where programs are kept, how many warnings of that there were, and a result."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "COTERIE_"))}
     given = {**clean, "COTERIE_CACHE": str(cache), **environment}
-    out = subprocess.run([sys.executable, "-c", PROGRAM], env=given, capture_output=True, text=True)
+    out = subprocess.run([sys.executable, "-c", first + PROGRAM], env=given, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     folder, warnings, loss = out.stdout.split()
     return folder, int(warnings), float(loss)
@@ -46,12 +46,38 @@ def test_they_are_kept_in_our_cache_and_read_from_it(tmp_path):
     assert {file.name for file in (tmp_path / "xla").iterdir()} == names  # nothing was compiled anew
 
 
+def garbage(content):
+    return b"no program"
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
 @pytest.mark.slow
-def test_what_is_damaged_is_compiled_again(tmp_path):
+@pytest.mark.parametrize("damaged", [garbage, cut, lambda content: b""])
+def test_what_is_damaged_is_compiled_again_said_once_and_replaced(tmp_path, damaged):
     loss = ran(tmp_path)[2]
-    for file in (tmp_path / "xla").iterdir():
-        file.write_bytes(b"no program")
-    assert ran(tmp_path)[2] == loss
+    whole = {file: file.read_bytes() for file in (tmp_path / "xla").iterdir()}
+    for file, content in whole.items():
+        file.write_bytes(damaged(content))
+    assert ran(tmp_path)[1:] == (1, loss)
+    assert all(file.stat().st_size > len(content) / 2 for file, content in whole.items())
+    assert ran(tmp_path)[1:] == (0, loss)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_once_and_leaves_nothing_half_written(tmp_path):
+    """A file that may not grow stands for it: a part of an entry is written, and then no more."""
+    limited = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+"""
+    _, warnings, loss = ran(tmp_path, first=limited)
+    assert warnings == 1
+    assert not any(file.stat().st_size >= 2000 for file in (tmp_path / "xla").iterdir())
+    assert ran(tmp_path)[1:] == (0, loss)
 
 
 @pytest.mark.slow
