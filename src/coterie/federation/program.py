@@ -158,30 +158,38 @@ class Program:
         """
         client = partial(self.client, learner, everybody, key)
 
-        def step(sums: Any, start: Any, width: int) -> tuple[Any, tuple[Reply, Array]]:
-            inputs = share.pick(start, width)
-            if width == 1:
+        # as few batches as that batch allows, but of equal size: 1,200 clients are 2 x 600, not 1,024 + 176
+        batches = -(-share.clients // batch)
+        batch = -(-share.clients // batches)
+        # the last of them begins early enough to be as large: another size would be a program of its own
+        again = batches * batch - share.clients
+
+        def step(sums: Any, number: Any) -> tuple[Any, tuple[Reply, Array]]:
+            start = jnp.minimum(number * batch, share.clients - batch) if again else number * batch
+            inputs = share.pick(start, batch)
+            if batch == 1:
                 # not a vmap of one: convolutions with per-client weights are far slower batched than plain
                 replies, answered = jax.tree.map(
                     lambda a: a[None], client(*jax.tree.map(lambda a: a[0], inputs))
                 )
             else:
                 replies, answered = jax.vmap(client)(*inputs)
-            sums, replies = self.reduced(sums, replies, answered)
+            counts = answered
+            if again:
+                new = start + jnp.arange(batch) >= number * batch
+                counts = answered & stacked.expand(new, answered)
+            sums, replies = self.reduced(sums, replies, counts)
             return sums, (replies, answered)
 
-        # as few batches as that batch allows, but of equal size: 1,200 clients are 2 x 600, not 1,024 + 176
-        batch = -(-share.clients // -(-share.clients // batch))
-        whole, rest = divmod(share.clients, batch)
-        if whole == 1:
-            sums, kept = step(sums, 0, batch)
-        else:
-            sums, kept = jax.lax.scan(lambda s, i: step(s, i * batch, batch), sums, jnp.arange(whole))
-            kept = jax.tree.map(lambda a: a.reshape(whole * batch, *a.shape[2:]), kept)
-        if rest:
-            sums, last = step(sums, whole * batch, rest)
-            kept = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, last)
-        return sums, kept
+        if batches == 1:
+            return step(sums, 0)
+        sums, kept = jax.lax.scan(step, sums, jnp.arange(batches))
+
+        def in_order(a: Array) -> Array:
+            first = a[: batches - bool(again)].reshape(-1, *a.shape[2:])
+            return jnp.concatenate([first, a[-1, again:]]) if again else first
+
+        return sums, jax.tree.map(in_order, kept)
 
     def client(
         self,
