@@ -140,13 +140,6 @@ def test_features_of_one_byte_are_scaled_on_the_device(settings):
     assert_same(*(each.ask(task, key=jax.random.key(7), reduce=Summing(K)) for each in (stored, seen)))
 
 
-def test_blocks_smaller_than_a_bucket_give_the_same(shards, monkeypatch):
-    monkeypatch.setattr("coterie.federation.streaming.BLOCK_BYTES", 3 * 8 * (DIM + 1) * 4)
-    plain, other = of(shards), of(shards, resident=False)
-    # of eight clients, three, three, and two with one that fills the block up and counts nowhere
-    assert_same(draw(plain, reduce=Summing(K)), draw(other, reduce=Summing(K)))
-
-
 def test_memory_mapped_shards_can_stay_on_disk(shards, models, tmp_path):
     shards.save(tmp_path)
     on_disk = ct.Shards.open(tmp_path)

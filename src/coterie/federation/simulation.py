@@ -317,15 +317,21 @@ class Simulation:
             program = Program(kind, reduce, starts, self._settings.drop, len(positions))
             return debug.ask(self.shards, self._learner, program, positions, everybody, each, only, key)
 
-        def ask_block(bucket: Bucket, tokens: np.ndarray, place: np.ndarray, own: PyTree) -> Answers:
+        words = keys.words(self.shards.tokens)
+
+        def put(bucket: Bucket, place: np.ndarray) -> Simulation:
             settings = replace(self._settings, clients=len(place), resident=True)
             block = self.tree_unflatten(settings, ((), self._learner))
             block._device = self._device
-            block._rows = (block._put(bucket, tokens, place),)
+            block._rows = (block._put(bucket, words[bucket.clients], place),)
+            jax.block_until_ready(block._rows)
+            return block
+
+        def ask_block(block: Simulation, own: PyTree) -> Answers:
             theirs, one = own
             return block._ask(kind, everybody, theirs, one, None, key, reduce, starts)
 
-        return streaming.ask(self.shards, positions, (each, only), reduce is not None, starts, ask_block)
+        return streaming.ask(self.shards, positions, (each, only), reduce is not None, starts, put, ask_block)
 
     def halve_batch(self) -> None:
         """Compute half as many clients at once from now on."""

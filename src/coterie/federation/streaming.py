@@ -1,20 +1,52 @@
-"""Asks from the host: over data that stays there, block by block, and with places that are blank."""
+"""Asks from the host: over data that stays there, block by block, and with places that are blank.
+
+Blocks are read and put on the device by threads of their own while those before them are computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree
 
-from coterie import keys
 from coterie.data.shards import Bucket, Shards
 from coterie.federation.protocol import Answers, join_answers
 from coterie.models import stacked
 
 BLOCK_BYTES = 2**28
+AHEAD = 2  # blocks that are on their way to the device
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+class Block(NamedTuple):
+    """Some rows of a bucket, which are on the device together."""
+
+    bucket: Bucket
+    rows: slice | Int[np.ndarray, " size"]
+    clients: Int[np.ndarray, " size"]  # positions
+    new: slice  # those that are asked in this block; others only fill it up
+
+    @property
+    def place(self) -> Int[np.ndarray, " size"]:
+        """The index of each client in the block; their number for those that only fill it up."""
+        size = len(self.clients)
+        place = np.full(size, size, np.int32)
+        place[self.new] = np.arange(size, dtype=np.int32)[self.new]
+        return place
+
+    def read(self) -> Bucket:
+        """What the clients hold: of no others is anything read."""
+        at = self.bucket
+        return Bucket(at.x[self.rows], at.y[self.rows], at.sizes[self.rows], self.clients)
 
 
 def ask(
@@ -23,43 +55,64 @@ def ask(
     own: PyTree,
     reduced: bool,
     starts: int | None,
-    ask_block: Callable[[Bucket, np.ndarray, np.ndarray, PyTree], Answers],
+    put: Callable[[Bucket, np.ndarray], Any],
+    ask_block: Callable[[Any, PyTree], Answers],
 ) -> Answers:
     """Ask the clients at `positions` block by block.
 
-    `own` is what clients alone are sent, with a leading axis of clients, and `ask_block(bucket, tokens,
-    place, own)` asks the clients of a bucket that is small enough for the device;
-    `place` is their index among the block, and the block's size for rows that only fill it up: all blocks of
-    a bucket have the same shape, so that they share one compiled program.
+    `own` is what clients alone are sent, with a leading axis of clients. `put(bucket, place)` puts the
+    clients of a block on the device, where `place` is the index of each, and their number for those that only
+    fill it up; `ask_block(what was put, own)` asks them.
     """
     index = np.full(len(shards), -1)
     index[positions] = np.arange(len(positions))
-    parts, order = [], []
-    for bucket in shards.buckets:
-        rows = np.flatnonzero(index[bucket.clients] >= 0)
-        if len(rows) == 0:
-            continue
-        per_client = bucket.x[0].nbytes + bucket.y[0].nbytes
-        size = int(min(len(rows), max(1, BLOCK_BYTES // per_client)))
-        for start in range(0, len(rows), size):
-            mine = rows[start : start + size]
-            filled = np.concatenate([mine, np.repeat(mine[-1:], size - len(mine))])
-            place = np.concatenate([np.arange(len(mine)), np.full(size - len(mine), size)]).astype(np.int32)
-            block = Bucket(bucket.x[filled], bucket.y[filled], bucket.sizes[filled], bucket.clients[filled])
-            asked = index[bucket.clients[mine]]
-            theirs = stacked.take(
-                own, jnp.asarray(np.concatenate([asked, np.repeat(asked[-1:], size - len(mine))]))
-            )
-            answers = ask_block(block, keys.words(keys.tokens(shards.ids[block.clients])), place, theirs)
-            parts.append(_first(answers, len(mine), positions[asked], reduced, starts))
-            order.append(asked)
-    back = np.argsort(np.concatenate(order))
-    return join_answers(parts, reduced, starts is not None, back)
+    blocks = [block for bucket in shards.buckets for block in _blocks(bucket, index[bucket.clients] >= 0)]
+    parts: list[Answers] = []
+    for block, rows in zip(blocks, _ahead(lambda b: put(b.read(), b.place), blocks), strict=True):
+        if len(parts) > 1:
+            jax.block_until_ready(parts[-2])  # else all blocks would be on the device before one is computed
+        asked = index[block.clients]
+        answers = ask_block(rows, stacked.take(own, jnp.asarray(asked)))
+        parts.append(_some(answers, block.new, block.clients[block.new], reduced, starts))
+    order = np.concatenate([index[block.clients[block.new]] for block in blocks])
+    return join_answers(parts, reduced, starts is not None, np.argsort(order))
 
 
-def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool, starts: int | None) -> Answers:
-    """The answers of a block's real clients."""
-    where = slice(count) if starts is None else (slice(None), slice(count))
+def _blocks(bucket: Bucket, asked: np.ndarray) -> Iterator[Block]:
+    """Blocks of equal size, small enough for the device, with all that are asked: they share a program."""
+    rows = np.flatnonzero(asked)
+    if len(rows) == 0:
+        return
+    each = sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in (bucket.x, bucket.y))
+    count = math.ceil(len(rows) / max(1, BLOCK_BYTES // each))
+    size = math.ceil(len(rows) / count)
+    if len(rows) < len(asked):
+        # others are drawn another time, and about as many: they should find the same program
+        size = min(len(asked), math.ceil(2 ** (math.ceil(4 * math.log2(size)) / 4)))
+    for first in range(0, len(rows), size):
+        # the last block begins early enough to be as large; what is too few for one is filled up
+        start = max(0, min(first, len(rows) - size))
+        mine = rows[np.minimum(np.arange(start, start + size), len(rows) - 1)]
+        in_a_row = mine[-1] - mine[0] == size - 1  # a view, which is copied to the device and nowhere else
+        new = slice(first - start, min(first + size, len(rows)) - start)
+        yield Block(bucket, slice(mine[0], mine[-1] + 1) if in_a_row else mine, bucket.clients[mine], new)
+
+
+def _ahead(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
+    """What is made of each item, in order, the next ones meanwhile in threads."""
+    with ThreadPoolExecutor(AHEAD) as threads:
+        begun: deque[Future[Made]] = deque()
+        for item in items:
+            begun.append(threads.submit(make, item))
+            if len(begun) > AHEAD:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+
+
+def _some(answers: Answers, which: slice, clients: np.ndarray, reduced: bool, starts: int | None) -> Answers:
+    """The answers of those clients of a block that are asked in it."""
+    where = which if starts is None else (slice(None), which)
     return Answers(
         clients=jnp.asarray(clients, jnp.int32),
         answered=answers.answered[where],
@@ -67,7 +120,7 @@ def _first(answers: Answers, count: int, clients: np.ndarray, reduced: bool, sta
         cluster=answers.cluster[where],
         weight=answers.weight[where],
         value=answers.value if reduced else stacked.take(answers.value, where),
-        traffic=answers.traffic[:count],
+        traffic=answers.traffic[which],
     )
 
 
