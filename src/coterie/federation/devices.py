@@ -63,6 +63,8 @@ def spread(
         start, stop, _ = where[0].indices(rows)
         mine = np.asarray(array[start:stop], dtype)
         blank = stop - start - len(mine)
+        if not blank:  # else a large array would be copied for nothing
+            return mine
         return np.concatenate([mine, np.full((blank, *array.shape[1:]), fill, mine.dtype)])
 
     return jax.make_array_from_callback((rows, *array.shape[1:]), NamedSharding(grid, P("clients")), own)
