@@ -21,6 +21,7 @@ TINY = {
     "restarts.py": ["--clients", "4", "--examples", "5", "--starts", "2"],
     "sample_space.py": ["--clients", "4", "--examples", "5", "--features", "30"],
     "scaling.py": ["--clients", "6"],
+    "streaming.py": ["--gigabytes", "0.0001"],
     "start.py": ["--clients", "4", "--examples", "5", "--rounds", "4"],
     "synthetic.py": ["--clients", "8", "--examples", "3", "--dim", "5", "--rounds", "2"],
 }
