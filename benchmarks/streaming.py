@@ -2,8 +2,8 @@
 
 Clients of 100 examples with 64 features are asked for their losses under four models, block by block. Claim:
 at least 80 % of the rate at which arrays in memory are put on the device, or at which clients that are there
-already are asked, whichever is lower: one is hidden behind the other. (A CPU takes arrays as they are, and asks
-more slowly.) On a GPU: --gigabytes 200, or as much as the disk of --folder has room for.
+already are asked, whichever is lower: one is hidden behind the other. On a GPU: --gigabytes 200, or as much
+as the disk of --folder has room for.
 """
 
 from __future__ import annotations
@@ -59,9 +59,12 @@ def main() -> None:
         def put() -> float:
             return array.nbytes / fastest(lambda: jax.device_put(array, jax.local_devices()[0]))
 
-        ratio = median_ratio(streamed, lambda: min(put(), asked()))
+        def slower() -> float:
+            # what a CPU is to compute with may stay where it is
+            return asked() if jax.default_backend() == "cpu" else min(put(), asked())
+
         what = "streamed against putting arrays on the device, or asking clients that are there"
-        report(what, ratio, "at least 80 %", percent=True)
+        report(what, median_ratio(streamed, slower), "at least 80 %", percent=True)
         if given.seconds:
             rates = ", ".join(f"{rate() / 1e9:.2f} GB/s" for rate in (streamed, put, asked))
             print(f"streamed, put on the device, asked there: {rates}")
