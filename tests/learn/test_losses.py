@@ -29,6 +29,15 @@ def test_cross_entropy_is_minus_log_softmax(outputs, y):
     np.testing.assert_allclose(cross_entropy(outputs, y), wanted, rtol=1e-5, atol=2e-5)
 
 
+def test_smoothed_labels_are_any_class_for_a_tenth():
+    rng = np.random.default_rng(0)
+    outputs, y = rng.standard_normal((5, 3, 4)).astype(np.float32), rng.integers(0, 4, (5, 3))
+    each = np.array([[[negative_log_softmax(o, c) for c in range(4)] for o in row] for row in outputs])
+    label = 0.9 * np.eye(4)[y] + 0.1 / 4
+    wanted = (label * each).sum(-1).mean(-1)
+    np.testing.assert_allclose(jax.jit(losses.smoothed_cross_entropy)(outputs, y), wanted, rtol=1e-5)
+
+
 def test_cross_entropy_of_a_sequence_is_the_mean_over_positions():
     rng = np.random.default_rng(0)
     outputs, y = rng.standard_normal((5, 3, 4)).astype(np.float32), rng.integers(0, 4, (5, 3))
@@ -82,5 +91,6 @@ def test_an_unknown_name_lists_the_choices():
     with pytest.raises(SettingError) as raised:
         losses.named("hinge")
     assert str(raised.value) == (
-        "unknown loss 'hinge': choose one of cross_entropy, squared, half_squared or give a function."
+        "unknown loss 'hinge': choose one of cross_entropy, smoothed_cross_entropy, squared, half_squared or "
+        "give a function."
     )

@@ -174,7 +174,7 @@ class Simulation:
         """The precision in force."""
         if self._settings.precision is not None:
             return self._settings.precision
-        classifies = self._learner is not None and losses.named(self._learner.loss) is losses.cross_entropy
+        classifies = self._learner is not None and losses.named(self._learner.loss) in losses.CLASSIFYING
         return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
 
     def recall(self, ids: np.ndarray, spec: Spec) -> None:

@@ -39,7 +39,8 @@ class Learner:
     model
         One of `coterie.models`, or any object with `init(key, x)` and `apply(params, x)`, `x` a batch.
     loss
-        `"cross_entropy"`, `"squared"`, `"half_squared"`, or a function (outputs, y) -> one per example.
+        `"cross_entropy"`, `"smoothed_cross_entropy"`, `"squared"`, `"half_squared"`, or a function
+        (outputs, y) -> one per example.
     local
         How a client trains: `SGD(...)`, `Optax(...)` or `Proximal(...)`.
     """
@@ -54,9 +55,9 @@ class Learner:
         learner = (
             self if not isinstance(self.model, Sized) else replace(self, model=self.model.for_data(spec))
         )
-        if loss is losses.cross_entropy and spec.classes is None:
+        if loss in losses.CLASSIFYING and spec.classes is None:
             raise LearnerError(
-                f"cross_entropy needs integer class labels but the targets are {spec.y_dtype}: "
+                f"{loss.__name__} needs integer class labels but the targets are {spec.y_dtype}: "
                 "use loss='squared' for real numbers."
             )
         try:
@@ -66,7 +67,7 @@ class Learner:
             raise LearnerError(
                 f"the model {self.model} cannot be applied to features of shape {spec.x_shape}: {error}"
             ) from error
-        if loss is losses.cross_entropy:
+        if loss in losses.CLASSIFYING:
             if outputs[:-1] != spec.y_shape or not outputs or outputs[-1] < (spec.classes or 0):
                 raise LearnerError(
                     f"the model gives outputs of shape {outputs} but the labels need "
@@ -119,7 +120,7 @@ class Learner:
 
     def shard_accuracy(self, params: PyTree, shard: Shard) -> Float[Array, ""]:
         """The fraction of a client's examples that are classified right; NaN where y is not a label."""
-        if losses.named(self.loss) is not losses.cross_entropy:
+        if losses.named(self.loss) not in losses.CLASSIFYING:
             return jnp.asarray(jnp.nan)
         return shard.mean(losses.correct(self.model.apply(params, shard.x), shard.y))
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from coterie.errors import SettingError
 
 Loss = Callable[[Array, Array], Float[Array, " examples"]]
+SMOOTHING = 0.1
 
 
 def cross_entropy(outputs: Array, y: Array) -> Float[Array, " examples"]:
@@ -18,6 +19,12 @@ def cross_entropy(outputs: Array, y: Array) -> Float[Array, " examples"]:
     # the largest output is subtracted first: the loss of large ones would be lost in rounding
     chosen = jnp.take_along_axis(jax.nn.log_softmax(outputs), y[..., None].astype(jnp.int32), axis=-1)
     return _per_example(-chosen[..., 0])
+
+
+def smoothed_cross_entropy(outputs: Array, y: Array) -> Float[Array, " examples"]:
+    """Cross-entropy where nine tenths of a label are y's class, and one is any class (label smoothing)."""
+    of_any = _per_example(-jax.nn.log_softmax(outputs).mean(-1))
+    return (1 - SMOOTHING) * cross_entropy(outputs, y) + SMOOTHING * of_any
 
 
 def squared(outputs: Array, y: Array) -> Float[Array, " examples"]:
@@ -30,7 +37,15 @@ def half_squared(outputs: Array, y: Array) -> Float[Array, " examples"]:
     return squared(outputs, y) / 2
 
 
-NAMED: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared": squared, "half_squared": half_squared}
+NAMED: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "smoothed_cross_entropy": smoothed_cross_entropy,
+    "squared": squared,
+    "half_squared": half_squared,
+}
+
+# the losses of class labels
+CLASSIFYING: tuple[Loss, ...] = (cross_entropy, smoothed_cross_entropy)
 
 # the losses that are c/2 * |f - y|^2, and their c
 CURVATURE: dict[Loss, float] = {squared: 2.0, half_squared: 1.0}

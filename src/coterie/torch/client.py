@@ -41,7 +41,8 @@ class TorchClient:
         batches of `local.batch_size`, or used whole where there is none. PyTorch's random numbers (shuffling,
         dropout) follow from what is asked and the client's id; those of other libraries are not seen to.
     loss
-        `"cross_entropy"`, `"squared"`, `"half_squared"`, or a function (outputs, y) -> one per example.
+        `"cross_entropy"`, `"smoothed_cross_entropy"`, `"squared"`, `"half_squared"`, or a function
+        (outputs, y) -> one per example.
     local
         How it trains, as in a simulation: `steps` are batches drawn from the loader, round and round it, and
         `epochs` are passes over it. The settings of the server's learner are not sent.

@@ -62,7 +62,7 @@ class TorchLearner:
         """Loss and accuracy of each of k stacked models, on the same batches, in eval mode."""
         k = len(next(iter(models.values())))
         total, right, nearest, size = np.zeros(k), np.zeros(k), np.zeros(k, int), 0
-        labels = self._loss is losses.cross_entropy
+        labels = self._loss in losses.CLASSIFYING
         with seeded(seed, examples.generators), torch.no_grad():
             self.module.eval()
             # models in the inner loop: to read the examples may be the slow part

@@ -15,7 +15,7 @@ from coterie.torch.modules import first_line
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     """-log softmax(outputs)[y], averaged over the positions of a sequence where y has any."""
     if y.is_floating_point() or y.dtype == torch.bool:
         raise LearnerError(
@@ -28,7 +28,13 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
             f"{tuple(y.shape)}: cross_entropy needs one output per class, in the last axis."
         )
     logits, labels = outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1).long()
-    return functional.cross_entropy(logits, labels, reduction="none").reshape(len(y), -1).mean(1)
+    values = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    return values.reshape(len(y), -1).mean(1)
+
+
+def smoothed_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy where nine tenths of a label are y's class, and one is any class."""
+    return cross_entropy(outputs, y, losses.SMOOTHING)
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:
@@ -46,7 +52,14 @@ def half_squared(outputs: Tensor, y: Tensor) -> Tensor:
     return squared(outputs, y) / 2
 
 
-NAMED: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared": squared, "half_squared": half_squared}
+NAMED: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "smoothed_cross_entropy": smoothed_cross_entropy,
+    "squared": squared,
+    "half_squared": half_squared,
+}
+
+CLASSIFYING: tuple[Loss, ...] = (cross_entropy, smoothed_cross_entropy)
 
 
 def named(loss: str | Loss) -> Loss:
