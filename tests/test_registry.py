@@ -28,6 +28,9 @@ THINGS = [
     ("model", ct.models.Linear(outputs=3, bias=True)),
     ("model", ct.models.MLP(hidden=(7, 5), outputs=(2, 3))),
     ("model", ct.models.MLP(hidden=())),
+    ("model", ct.models.CNN.cifar10("authors")),
+    ("model", ct.models.ResNet9(width=8, groups=4, outputs=3)),
+    ("model", ct.models.LSTM(hidden=12, vocabulary=80)),
     ("local", ct.SGD(0.5, steps=3)),
     (
         "local",

@@ -46,6 +46,9 @@ PARTS: dict[str, dict[str, str]] = {
     "model": {
         "linear": "coterie.models.linear:Linear",
         "mlp": "coterie.models.mlp:MLP",
+        "cnn": "coterie.models.cnn:CNN",
+        "resnet9": "coterie.models.resnet:ResNet9",
+        "lstm": "coterie.models.lstm:LSTM",
         "torch": "coterie.torch.model:TorchModel",
     },
     "local": {"sgd": "coterie.learn.local:SGD", "proximal": "coterie.learn.proximal:Proximal"},

@@ -122,6 +122,7 @@ def test_an_accelerator_takes_what_its_memory_holds_and_convolutions_one_by_one(
     assert at_once(monkeypatch, dense, "gpu", 2**34) == 50
     assert 1 < at_once(monkeypatch, dense, "gpu", 2**18) < 50
     assert at_once(monkeypatch, Convolution(), "gpu", 2**34) == 1
+    assert at_once(monkeypatch, ct.models.CNN((3,), kernel=3, hidden=(4,)), "gpu", 2**34) == 1
 
 
 def test_a_cpu_takes_as_many_as_its_cache_holds(monkeypatch):

@@ -12,7 +12,7 @@ from coterie.models.layers import DenseLayers, Layers, dense_stack, width
 
 @dataclass(frozen=True)
 class Linear(DenseLayers):
-    """A linear model of the flattened features.
+    """A linear model of the flattened features; with the loss "cross_entropy" that is logistic regression.
 
     Without a bias (the default, as in the theory of mixed regressions) its parameters are exactly theta.
     """

@@ -1,0 +1,164 @@
+"""Convolutions and pooling of images, fast also where every client has weights of its own.
+
+JAX batches a convolution over weights as one with a group for each set of weights, which is far slower than
+one after another, and its gradients in a loop are slow on a CPU (jax-ml/jax#12868). Both are spelled out here
+instead; benchmarks/convolution.py compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap, sequential_vmap
+from jaxtyping import Array, Float
+
+from coterie.errors import LearnerError
+
+Images = Float[Array, "examples height width channels"]
+Kernel = Float[Array, "rows columns inputs outputs"]
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+class Window(NamedTuple):
+    """How a kernel moves over an image, in height and in width."""
+
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+
+def images(x: Array, model: str) -> Images:
+    """Features as images with channels; refused, in the name of the model, if they are no images."""
+    if x.ndim not in (3, 4) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise LearnerError(
+            f"{model} needs images of real numbers, of shape (height, width) or (height, width, channels), "
+            f"not features of shape {x.shape[1:]} and type {x.dtype}."
+        )
+    return x if x.ndim == 4 else x[..., None]
+
+
+def convolve(layer: eqx.nn.Conv2d, x: Images) -> Images:
+    """A convolutional layer applied to a batch of images with their channels last."""
+    padding: Any = layer.padding
+    if isinstance(padding, str):
+        padding = jax.lax.padtype_to_pads(x.shape[1:3], layer.kernel_size, layer.stride, padding)
+    window = Window(tuple(layer.stride), tuple((low, high) for low, high in padding))
+    y = convolution(window, on_cpu=jax.default_backend() == "cpu")(x, layer.weight.transpose(2, 3, 1, 0))
+    return y if layer.bias is None else y + layer.bias.reshape(-1)
+
+
+@cache
+def convolution(window: Window, on_cpu: bool) -> Callable[[Images, Kernel], Images]:
+    """The convolution with such a window, as it is computed on such a device."""
+    forward, backward = _on_cpu(window) if on_cpu else _on_accelerator(window)
+    found: Any = jax.custom_vjp(lambda x, kernel: forward(x, kernel))
+    found.defvjp(lambda x, kernel: (forward(x, kernel), (x, kernel)), lambda kept, dy: backward(*kept, dy))
+    return cast(Callable[[Images, Kernel], Images], found)
+
+
+def _on_cpu(window: Window) -> tuple[Any, Any]:
+    """One set of weights after another, with gradients that are convolutions of `LAYOUT` too.
+
+    XLA has a fast way for these; outside of loops it brings others into their form, inside it does not.
+    """
+    dilation, pads = window.stride, window.padding
+
+    def forward(x: Images, kernel: Kernel) -> Images:
+        return plain(x, kernel, window)
+
+    def backward(x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
+        spans = [(n - 1) * s + 1 for n, s in zip(dy.shape[1:3], dilation, strict=True)]
+        sizes = list(zip(x.shape[1:3], kernel.shape[:2], spans, pads, strict=True))
+        of_x = [(k - 1 - low, n - span + low) for n, k, span, (low, _) in sizes]
+        dx = jax.lax.conv_general_dilated(
+            dy, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), of_x, dilation, dimension_numbers=LAYOUT
+        )
+        # channels as examples, examples as channels, and dy as a kernel that moves over them
+        of_kernel = [(low, k - n + span - 1 - low) for n, k, span, (low, _) in sizes]
+        turned = jax.lax.conv_general_dilated(
+            x.transpose(3, 1, 2, 0),
+            dy.transpose(1, 2, 0, 3),
+            (1, 1),
+            of_kernel,
+            rhs_dilation=dilation,
+            dimension_numbers=LAYOUT,
+        )
+        return dx, turned.transpose(1, 2, 0, 3)
+
+    return sequential_vmap(forward), sequential_vmap(backward)
+
+
+def _on_accelerator(window: Window) -> tuple[Any, Any]:
+    """Weights of several clients as one batched matrix product of patches; those of one as JAX has it."""
+
+    @custom_vmap
+    def forward(x: Images, kernel: Kernel) -> Images:
+        return plain(x, kernel, window)
+
+    @custom_vmap
+    def backward(x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
+        return gradients(plain, x, kernel, dy)
+
+    def gradients(way: Any, x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
+        dx, dkernel = jax.vjp(lambda x, kernel: way(x, kernel, window), x, kernel)[1](dy)
+        return dx, dkernel
+
+    @forward.def_vmap
+    def many_forward(count: int, batched: list[bool], x: Array, kernel: Array) -> tuple[Array, bool]:
+        if not batched[1]:
+            # as more images, which yet another axis of clients may still find with weights of their own
+            y = forward(x.reshape(-1, *x.shape[2:]), kernel)
+            return y.reshape(*x.shape[:2], *y.shape[1:]), True
+        axes = [0 if of_clients else None for of_clients in batched]
+        return jax.vmap(lambda x, kernel: by_patches(x, kernel, window), axes)(x, kernel), True
+
+    @backward.def_vmap
+    def many_backward(
+        count: int, batched: list[bool], x: Array, kernel: Array, dy: Array
+    ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+        axes = [0 if of_clients else None for of_clients in batched]
+        return jax.vmap(partial(gradients, by_patches), axes)(x, kernel, dy), (True, True)
+
+    return forward, backward
+
+
+def plain(x: Images, kernel: Kernel, window: Window) -> Images:
+    """The convolution as JAX has it."""
+    return jax.lax.conv_general_dilated(x, kernel, window.stride, window.padding, dimension_numbers=LAYOUT)
+
+
+def by_patches(x: Images, kernel: Kernel, window: Window) -> Images:
+    """The convolution as one matrix product: what the kernel sees of an image, times the kernel."""
+    rows, columns, inputs, outputs = kernel.shape
+    x = jnp.pad(x, ((0, 0), *window.padding, (0, 0)))
+    seen = [
+        column
+        for row in _moved(x, rows, window.stride[0], axis=1)
+        for column in _moved(row, columns, window.stride[1], axis=2)
+    ]
+    return jnp.concatenate(seen, axis=-1) @ kernel.reshape(rows * columns * inputs, outputs)
+
+
+def max_pool(x: Images, size: int) -> Images:
+    """The largest of each window of size x size, every second one; what lies outside the image is left out.
+
+    Of the same shape and values as a `reduce_window` with "SAME" padding, whose gradient is far slower.
+    """
+    for axis in (1, 2):
+        pads: list[tuple[int, int]] = [(0, 0)] * 4
+        (pads[axis],) = jax.lax.padtype_to_pads(x.shape[axis : axis + 1], (size,), (2,), "SAME")
+        first, *others = _moved(jnp.pad(x, pads, constant_values=-jnp.inf), size, 2, axis)
+        x = first
+        for other in others:
+            x = jnp.maximum(x, other)
+    return x
+
+
+def _moved(x: Array, size: int, stride: int, axis: int) -> list[Array]:
+    """For each place of a window along an axis, what it sees as the window moves."""
+    reach = x.shape[axis] - size
+    return [jax.lax.slice_in_dim(x, i, i + reach + 1, stride, axis) for i in range(size)]

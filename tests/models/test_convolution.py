@@ -1,0 +1,84 @@
+"""Convolutions and pooling give what JAX's own do, with weights of one client and of many."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from coterie.models.convolution import Window, convolution, convolve, max_pool, plain
+
+WINDOWS = {
+    "same": (Window((1, 1), ((2, 2), (2, 2))), (5, 5), (7, 6)),
+    "uneven": (Window((2, 1), ((0, 1), (1, 0))), (3, 2), (9, 8)),
+}
+CLIENTS, EXAMPLES, INPUTS, OUTPUTS = 3, 4, 2, 5
+
+
+def close(a, b):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "accelerator"])
+@pytest.mark.parametrize("window, kernel, size", WINDOWS.values(), ids=WINDOWS.keys())
+def test_values_and_gradients_are_those_of_jax(window, kernel, size, on_cpu):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((CLIENTS, EXAMPLES, *size, INPUTS), np.float32)
+    w = rng.standard_normal((CLIENTS, *kernel, INPUTS, OUTPUTS), np.float32)
+
+    starts = np.stack([w, w[::-1]], axis=1)  # several at each client, all on its images
+
+    def of(way):
+        one = jax.value_and_grad(lambda x, w: jnp.sin(way(x, w)).sum(), (0, 1))
+        of_starts = jax.vmap(one, (None, 0))
+        return jax.jit(
+            lambda: (
+                one(x[0], w[0]),
+                jax.vmap(one)(x, w),
+                jax.vmap(one, (None, 0))(x[0], w),
+                jax.vmap(one, (0, None))(x, w[0]),
+                jax.vmap(of_starts)(x, starts),
+            )
+        )()
+
+    close(of(convolution(window, on_cpu)), of(partial(plain, window=window)))
+
+
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "accelerator"])
+def test_steps_of_many_clients_have_no_grouped_convolution(on_cpu):
+    window, kernel, size = WINDOWS["same"]
+    x, w = jnp.zeros((CLIENTS, EXAMPLES, *size, INPUTS)), jnp.zeros((CLIENTS, *kernel, INPUTS, OUTPUTS))
+    gradient = jax.grad(lambda w, x: convolution(window, on_cpu)(x, w).sum())
+
+    def steps(w, x):
+        return jax.lax.scan(lambda w, _: (w - gradient(w, x), None), w, None, length=2)[0]
+
+    hlo = jax.jit(jax.vmap(steps)).lower(w, x).as_text()
+    assert "feature_group_count = 1" in hlo if on_cpu else "dot_general" in hlo
+    for count in (f"feature_group_count = {CLIENTS}", f"batch_group_count = {CLIENTS}"):
+        assert count not in hlo
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("shape", [(1, 1), (6, 6), (7, 4)])
+def test_pooling_takes_the_largest_of_each_window(shape, size):
+    x = np.random.default_rng(0).standard_normal((2, *shape, 3)).astype(np.float32)
+
+    def usual(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, 2, 2, 1), "SAME")
+
+    def of(way):
+        return way(x), jax.grad(lambda x: jnp.square(way(x)).sum())(x)
+
+    close(of(lambda x: max_pool(x, size)), of(usual))
+
+
+def test_a_layer_is_applied_as_equinox_would():
+    x = np.random.default_rng(0).standard_normal((2, 6, 5, 3)).astype(np.float32)
+    for settings in ({"padding": "SAME"}, {"padding": 1, "stride": 2}, {"use_bias": False}):
+        layer = eqx.nn.Conv2d(3, 4, 3, key=jax.random.key(0), **settings)
+        wanted = jax.vmap(layer)(x.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
+        close(convolve(layer, x), wanted)
