@@ -13,6 +13,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = {
     "collapse.py": ["--seeds", "1", "--rounds", "2", "--clients", "4"],
+    "convolution.py": ["--networks", "CNN", "--width", "4", "--clients", "2", "2", "--examples", "3", "3"],
     "cohort.py": ["--clients", "6", "--examples", "4"],
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
     "pairwise.py": ["--clients", "6", "--examples", "4", "--features", "8", "--hidden", "4"],
