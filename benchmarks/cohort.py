@@ -16,13 +16,14 @@ import jax.numpy as jnp
 from measure import (
     fastest,
     forward_flops,
+    installed,
     matmul_rate,
     median_ratio,
     population,
     report,
-    torch_seconds,
     training_flops,
 )
+from torch_ifca import torch_round
 
 import coterie as ct
 from coterie.aggregate import Summing
@@ -58,11 +59,9 @@ def main() -> None:
 
     apart = median_ratio(lambda: fastest(one_by_one, repeats=1), lambda: fastest(cohort))
     report("cohort against client by client (jitted)", apart, "at least 3x")
-    plain = torch_seconds(shards, WIDTHS, LR, STEPS, models=1)
-    if plain is None:
-        print("cohort against a PyTorch loop: torch is not installed")
-    else:
-        report("cohort against a PyTorch loop", plain / fastest(cohort), "at least 30x")
+    if installed("torch", "PyTorch"):
+        plain = torch_round(shards, [jax.tree.leaves(model)], LR, STEPS)
+        report("cohort against a PyTorch loop", fastest(plain, repeats=1) / fastest(cohort), "at least 30x")
     examples, forward = size.clients * size.examples, forward_flops(WIDTHS)
     per_flop = median_ratio(lambda: 1 / fastest(cohort, repeats=3), matmul_rate())
     for name, step in (("usual count", 3 * forward), ("needed only", training_flops(WIDTHS))):

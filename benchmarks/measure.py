@@ -1,7 +1,8 @@
-"""What the benchmarks share: timing, and the rate that this device's matrix product reaches right now."""
+"""What the benchmarks share: timing, the rates that this device reaches right now, and what is timed."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import statistics
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import coterie as ct
+from coterie.algorithms.algorithm import Algorithm
 from coterie.algorithms.driver import Run
 from coterie.algorithms.rounds import Step, compiled_round
 
@@ -30,6 +32,14 @@ def report(what: str, ratio: float, claim: str = "", percent: bool = False, less
     if file := os.environ.get("COTERIE_BENCHMARK_RATIOS"):
         with open(file, "a") as kept:
             kept.write(json.dumps({"what": what, "ratio": ratio, "less": less}) + "\n")
+
+
+def installed(package: str, name: str) -> bool:
+    """Whether there is that package to compare with; if not, print how there would be."""
+    if importlib.util.find_spec(package) is None:
+        print(f"{name} is not installed: `pip install {package}` to compare with it.", flush=True)
+        return False
+    return True
 
 
 def fastest(work: Callable[[], object], repeats: int = 5, warm_up: bool = True) -> float:
@@ -64,11 +74,13 @@ def population(sizes: Sequence[int] | np.ndarray, features: int, classes: int = 
     return ct.Shards.from_lists(xs, [rng.integers(0, classes, n) for n in sizes], classes=classes)
 
 
-def ifca_round(
-    shards: ct.Shards, learner: ct.Learner, k: int, starts: int = 1, **settings: Any
+def compiled(
+    algorithm: Algorithm[Any], shards: ct.Shards, learner: ct.Learner, **settings: Any
 ) -> Callable[[], object]:
-    """A compiled round of IFCA in which everybody takes part; `settings` are those of the simulation."""
-    algorithm = ct.IFCA(k=k, n_init=starts, init=ct.Random())
+    """A compiled round in which everybody takes part, from the states that the algorithm starts with.
+
+    `settings` are those of the simulation. A call gives the states after the round, and what it tells.
+    """
     learner = learner.for_data(shards.spec)
     simulation = ct.Simulation(shards, **settings).with_learner(learner)
     run = Run(algorithm, simulation, learner, seed=0, observers=())
@@ -83,6 +95,13 @@ def ifca_round(
     return once
 
 
+def ifca_round(
+    shards: ct.Shards, learner: ct.Learner, k: int, starts: int = 1, **settings: Any
+) -> Callable[[], object]:
+    """A compiled round of IFCA from random models."""
+    return compiled(ct.IFCA(k=k, n_init=starts, init=ct.Random()), shards, learner, **settings)
+
+
 def forward_flops(widths: Sequence[int]) -> int:
     """Matrix-product arithmetic of one example's way through an MLP."""
     return sum(2 * a * b for a, b in pairwise(widths))
@@ -94,45 +113,3 @@ def training_flops(widths: Sequence[int]) -> int:
     Forward, gradient of the weights, and gradient of the activations except those of the input.
     """
     return 2 * forward_flops(widths) + forward_flops(widths[1:])
-
-
-def torch_seconds(
-    shards: ct.Shards, widths: Sequence[int], lr: float, steps: int, models: int
-) -> float | None:
-    """Seconds that plain PyTorch takes, one client after another as the papers' released code does.
-
-    Each client evaluates `models` models, then trains one. None where torch is not installed.
-    """
-    try:
-        import torch
-    except ImportError:
-        return None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    data = [
-        (torch.from_numpy(np.array(x)).to(device), torch.from_numpy(np.array(y)).long().to(device))
-        for x, y in shards
-    ]
-
-    def network() -> torch.nn.Module:
-        layers: list[torch.nn.Module] = []
-        for a, b in pairwise(widths):
-            layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
-        return torch.nn.Sequential(*layers[:-1]).to(device)
-
-    candidates = [network() for _ in range(models)]
-
-    def loop() -> None:
-        for x, y in data:
-            with torch.no_grad():
-                losses = [torch.nn.functional.cross_entropy(net(x), y).item() for net in candidates]
-            net = network()
-            net.load_state_dict(candidates[int(np.argmin(losses))].state_dict())
-            optimiser = torch.optim.SGD(net.parameters(), lr=lr)
-            for _ in range(steps):
-                optimiser.zero_grad()
-                torch.nn.functional.cross_entropy(net(x), y).backward()
-                optimiser.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return fastest(loop, repeats=1, warm_up=False)

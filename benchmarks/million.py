@@ -11,14 +11,10 @@ from __future__ import annotations
 import argparse
 import time
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from measure import fastest, report
+from measure import compiled, fastest, report
 
 import coterie as ct
-from coterie.algorithms.driver import Run
-from coterie.algorithms.rounds import compiled_round
 
 FEATURES, K, STEPS, ROUNDS = 64, 4, 5, 12
 
@@ -46,16 +42,7 @@ def main() -> None:
     for clients in given.clients:
         shards, making, size = population(clients)
         copied = fastest(lambda size=size: np.copy(np.zeros(size, np.uint8)), repeats=1, warm_up=False)
-        simulation = ct.Simulation(shards).with_learner(learner)
-        run = Run(algorithm, simulation, learner.for_data(shards.spec), 0, ())
-        run.begin()
-        run.pause()
-        step = run._step(0)
-
-        def once(run: Run = run, simulation: ct.Simulation = simulation, step: object = step) -> object:
-            copy = simulation.place(jax.tree.map(jnp.copy, run.states))
-            return compiled_round(algorithm, simulation, run.learner, copy, step)
-
+        once = compiled(algorithm, shards, learner)
         seconds = fastest(once) / clients
         first = first or seconds
         if clients > given.clients[0]:

@@ -22,7 +22,6 @@ from measure import (
     median_ratio,
     population,
     report,
-    torch_seconds,
     training_flops,
 )
 
@@ -46,11 +45,6 @@ def main() -> None:
     ratio = median_ratio(lambda: flops / fastest(round_, repeats=3), reference)
     claim = "at least 75% in float32 on a CPU"
     report(f"round against one large {size.precision} product, in FLOP/s", ratio, claim, percent=True)
-    plain = torch_seconds(shards, WIDTHS, LR, STEPS, models=K)
-    if plain is None:
-        print("round against a PyTorch loop over clients: torch is not installed")
-    else:
-        report("round against a PyTorch loop over clients", plain / fastest(round_))
 
 
 if __name__ == "__main__":
