@@ -17,8 +17,12 @@ import numpy as np
 
 import coterie as ct
 from coterie.algorithms.algorithm import Algorithm
+from coterie.algorithms.distances import CrossLoss
 from coterie.algorithms.driver import Run
+from coterie.algorithms.lockstep import in_step
+from coterie.algorithms.records import Count
 from coterie.algorithms.rounds import Step, compiled_round
+from coterie.federation.devices import mesh, spread
 
 PAIRS = int(os.environ.get("COTERIE_BENCHMARK_PAIRS", "5"))  # tests, which look at no number, need one
 WIDTHS, K, STEPS, LR = (784, 200, 10), 4, 10, 0.1  # an IFCA round of the kind of rotated MNIST's
@@ -62,6 +66,22 @@ def matmul_rate(precision: str = "float32") -> Callable[[], float]:
     return lambda: 2 * size**3 / fastest(lambda: product(a))
 
 
+def copy_rate() -> Callable[[], float]:
+    """Bytes per second, read and written, of a pass over a large array, measured anew with every call."""
+    ct.use_every_core()
+    devices = jax.local_devices()
+    rows = 64 if jax.default_backend() == "cpu" else 512
+    array = [spread(np.zeros((rows, 2**20), np.float32), grid=mesh(devices), device=devices[0])]
+    # in place: on a CPU the pages of a new array take far longer than what is written there
+    added = jax.jit(lambda a: a + 1, donate_argnums=0)
+
+    def once() -> object:
+        array[0] = added(array[0])
+        return array[0]
+
+    return lambda: 2 * array[0].nbytes / fastest(once)
+
+
 def median_ratio(rate: Callable[[], float], reference: Callable[[], float], pairs: int = PAIRS) -> float:
     """The median of rate / reference over pairs measured in turn: a noisy machine disturbs both alike."""
     return statistics.median(rate() / reference() for _ in range(pairs))
@@ -72,6 +92,13 @@ def population(sizes: Sequence[int] | np.ndarray, features: int, classes: int = 
     rng = np.random.default_rng(0)
     xs = [rng.random((n, features), np.float32) for n in sizes]
     return ct.Shards.from_lists(xs, [rng.integers(0, classes, n) for n in sizes], classes=classes)
+
+
+def fresh_models(learner: ct.Learner, simulation: ct.Simulation, count: int) -> Any:
+    """So many initial models, stacked, where the simulation computes."""
+    spec = simulation.spec
+    init = jax.vmap(lambda key: learner.for_data(spec).init(key, spec))
+    return simulation.place(init(jax.random.split(jax.random.key(0), count)))
 
 
 def compiled(
@@ -100,6 +127,12 @@ def ifca_round(
 ) -> Callable[[], object]:
     """A compiled round of IFCA from random models."""
     return compiled(ct.IFCA(k=k, n_init=starts, init=ct.Random()), shards, learner, **settings)
+
+
+def all_pairs(simulation: ct.Simulation, own: Any) -> Callable[[], object]:
+    """The losses of all clients under the models of all clients, asked for in blocks."""
+    everybody = np.ones(simulation.clients, bool)
+    return lambda: in_step(simulation, [CrossLoss().measure(own, everybody)], jax.random.key(1), Count())
 
 
 def forward_flops(widths: Sequence[int]) -> int:

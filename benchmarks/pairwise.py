@@ -13,12 +13,18 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import fastest, forward_flops, matmul_rate, median_ratio, population, report
+from measure import (
+    all_pairs,
+    fastest,
+    forward_flops,
+    fresh_models,
+    matmul_rate,
+    median_ratio,
+    population,
+    report,
+)
 
 import coterie as ct
-from coterie.algorithms.distances import CrossLoss
-from coterie.algorithms.lockstep import in_step
-from coterie.algorithms.records import Count
 from coterie.learn.shard import Shard
 
 PAIRS = 2000  # of which the time is taken, pair by pair; all of them would take too long
@@ -37,13 +43,8 @@ def main() -> None:
     shards = population([size.examples] * size.clients, size.features)
     learner = ct.Learner(ct.models.MLP(hidden=(size.hidden,))).for_data(shards.spec)
     simulation = ct.Simulation(shards).with_learner(learner)
-    keys = jax.random.split(jax.random.key(0), size.clients)
-    own = simulation.place(jax.vmap(lambda key: learner.init(key, shards.spec))(keys))
-    everybody = np.ones(size.clients, bool)
-
-    def matrix() -> object:
-        return in_step(simulation, [CrossLoss().measure(own, everybody)], jax.random.key(1), Count())
-
+    own = fresh_models(learner, simulation, size.clients)
+    matrix = all_pairs(simulation, own)
     one = jax.jit(learner.shard_loss)
     some = np.random.default_rng(0).integers(0, size.clients, (PAIRS, 2))
     shard = {i: Shard(*map(jnp.asarray, (*shards.client(i), size.examples))) for i in np.unique(some[:, 0])}

@@ -12,7 +12,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import fastest, median_ratio, population, report
+from measure import fastest, fresh_models, median_ratio, population, report
 
 import coterie as ct
 from coterie.aggregate import Summing
@@ -27,10 +27,7 @@ class Cohort:
 
     def __init__(self, sizes: np.ndarray, batch: int = 16) -> None:
         self.simulation = ct.Simulation(population(sizes, 64), batch=batch).with_learner(LEARNER)
-        spec = self.simulation.spec
-        models = jax.vmap(lambda key: LEARNER.for_data(spec).init(key, spec))(
-            jax.random.split(jax.random.key(0), 4)
-        )
+        models = fresh_models(LEARNER, self.simulation, 4)
         self.task = self.simulation.place(ChooseAndTrain(models, jnp.asarray(0)))
 
     def seconds(self) -> float:

@@ -18,6 +18,7 @@ TINY = {
     "mnist_round.py": ["--clients", "4", "--examples", "5"],
     "pairwise.py": ["--clients", "6", "--examples", "4", "--features", "8", "--hidden", "4"],
     "peers.py": ["--clients", "8", "--examples", "20"],
+    "roofline.py": ["--clients", "4", "--examples", "5", "--pairs", "3", "--regressions", "8", "--seconds"],
     "million.py": ["--clients", "20", "40"],
     "processes.py": ["--clients", "4", "--examples", "5", "--devices", "2"],
     "restarts.py": ["--clients", "4", "--examples", "5", "--starts", "2"],
