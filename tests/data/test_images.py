@@ -219,6 +219,7 @@ def test_the_seed_decides_who_holds_what(folder):
     assert not np.array_equal(first, other)
 
 
+@pytest.mark.slow
 def test_a_model_sees_numbers_from_0_to_1(folder):
     train = rotated_mnist(8, folder=folder).train
     learner = ct.Learner(ct.models.MLP(hidden=(8,)), "cross_entropy", ct.SGD(lr=0.1, steps=1))

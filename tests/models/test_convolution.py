@@ -62,8 +62,13 @@ def test_steps_of_many_clients_have_no_grouped_convolution(on_cpu):
         assert count not in hlo
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("shape", [(1, 1), (6, 6), (7, 4)])
+@pytest.mark.parametrize(
+    "shape, size",
+    [
+        ((7, 4), 3),
+        *(pytest.param(s, n, marks=pytest.mark.slow) for s in ((1, 1), (6, 6)) for n in (2, 3)),
+    ],
+)
 def test_pooling_takes_the_largest_of_each_window(shape, size):
     x = np.random.default_rng(0).standard_normal((2, *shape, 3)).astype(np.float32)
 
