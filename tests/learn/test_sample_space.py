@@ -121,6 +121,15 @@ def test_it_pays_for_few_examples_of_many_features_and_more_than_one_step():
     assert not pays(2000, 784, 10) and not pays(100, 64, 5)
 
 
+@pytest.mark.parametrize("examples", [2, 3, 4, 5, 7, 8])
+def test_products_of_few_examples_are_carried_out_together(examples):
+    rng = np.random.default_rng(examples)
+    gram, rows = rng.standard_normal((examples, examples)), rng.standard_normal((examples, 3))
+    np.testing.assert_allclose(
+        sample_space._product(jnp.asarray(gram), jnp.asarray(rows)), gram @ rows, rtol=1e-5, atol=1e-5
+    )
+
+
 def test_a_simulation_uses_it_and_finds_the_same():
     data = ct.data.mixed_regression(k=2, clients=7, examples=[3, 5, 9, 2, 4, 6, 7], dim=20, seed=0)
     learner = ct.Learner(ct.models.Linear(bias=True), "squared", ct.SGD(0.01, steps=4))
