@@ -81,7 +81,7 @@ def test_other_errors_of_the_device_are_not_hidden():
         batches.until_it_fits(fails, lambda: pytest.fail("it is not the memory"))
 
 
-def at_once(monkeypatch, model, platform, memory, x_shape=(10, 6, 6, 1), clients=50):
+def at_once(monkeypatch, model, platform, memory, x_shape=(10, 6, 6, 1), clients=50, trains=True):
     """How many of some clients are computed at once on some device."""
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     monkeypatch.setattr(simulation, "memory", lambda devices: memory)
@@ -95,7 +95,8 @@ def at_once(monkeypatch, model, platform, memory, x_shape=(10, 6, 6, 1), clients
     learner = ct.Learner(model, local=ct.SGD(0.1, steps=2))
     ready = sized.with_learner(learner)
     models = jax.tree.map(lambda a: jnp.zeros((2, *a.shape)), ready._learner.shapes(ready.spec))
-    task = ct.learn.tasks.ChooseAndTrain(models, jnp.asarray(0))
+    tasks = ct.learn.tasks
+    task = tasks.ChooseAndTrain(models, jnp.asarray(0)) if trains else tasks.MeasureLosses(models)
     parts, key = task.split(), jax.random.key(0)
     traced = simulation._ask.__wrapped__  # anew, though an ask of the same shapes may be known
     jax.eval_shape(lambda: traced(ready, parts[0], None, None, *parts[1:], None, None, key)[0].value)
@@ -128,6 +129,14 @@ def test_an_accelerator_takes_what_its_memory_holds_and_convolutions_one_by_one(
 def test_a_cpu_takes_as_many_as_its_cache_holds(monkeypatch):
     assert at_once(monkeypatch, ct.models.MLP(hidden=(8,)), "cpu", 0) > 4
     assert at_once(monkeypatch, ct.models.MLP(hidden=(4096,)), "cpu", 0) == 1
+
+
+def test_a_cpu_takes_more_where_models_that_all_have_in_common_are_only_applied(monkeypatch):
+    dense = ct.models.MLP(hidden=(8,))
+    large = {"platform": "cpu", "memory": 0, "x_shape": (50, 32, 32, 1)}  # by themselves they fill the cache
+    assert at_once(monkeypatch, dense, **large) == 1
+    assert at_once(monkeypatch, dense, **large, trains=False) == 800 // 50
+    assert at_once(monkeypatch, Convolution(), **large, trains=False) == 1
 
 
 @pytest.mark.parametrize("starts", [None, 2])
