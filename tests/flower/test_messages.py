@@ -164,6 +164,7 @@ def test_a_greeting_says_nothing_and_its_answer_a_name_and_a_shape(name, runs):
             "y_shape": [],
             "y_dtype": "float32",
             "classes": None,
+            "scale": None,
         }
 
 
