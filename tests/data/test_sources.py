@@ -62,6 +62,7 @@ def server():
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("COTERIE_DATA", raising=False)
     return tmp_path / "cache" / "data" / "things"
 
 
@@ -152,6 +153,15 @@ def test_a_cache_that_cannot_be_made(server, cache):
     cache.parent.parent.write_text("a file where the cache should be")
     with pytest.raises(StorageError, match="cannot write to "):
         things(server.url("a")).read(None)
+
+
+def test_the_folder_may_be_named_once_and_for_all(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path / "mine"))
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    (tmp_path / "mine" / "sub" / "a.bin").write_bytes(b"mine")
+    (tmp_path / "a.bin").write_bytes(b"named")
+    assert things().read(None) == b"mine"
+    assert things().read(tmp_path) == b"named"
 
 
 def test_files_are_found_where_they_may_be(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,8 +76,9 @@ class Source(Generic[T]):
     otherwise: str = "leave folder out to have it downloaded"
 
     def read(self, folder: str | Path | None) -> T:
-        """The data set: from that folder, or downloaded when it is None."""
-        form, files = self._found(self._downloaded() if folder is None else Path(folder).expanduser())
+        """The data set: from that folder, else from the one that COTERIE_DATA names, else downloaded."""
+        folder = folder or os.environ.get("COTERIE_DATA")
+        form, files = self._found(Path(folder).expanduser() if folder else self._downloaded())
         return form.read(*files)
 
     def _found(self, folder: Path) -> tuple[Form[T], list[list[Path]]]:

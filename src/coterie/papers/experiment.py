@@ -57,8 +57,13 @@ class Experiment(ABC):
         """In how many steps, all about equally long, a point proceeds."""
 
     @abstractmethod
-    def compute(self, point: Point, seed: int, done: Callable[[int], None]) -> Arrays:
-        """The result of a point; `done` is told how many steps are behind us."""
+    def compute(
+        self, point: Point, seed: int, done: Callable[[int], None], known: Mapping[str, Arrays]
+    ) -> Arrays:
+        """The result of a point; `done` is told how many steps are behind us.
+
+        `known` are the results of the points before it, by name.
+        """
 
     @abstractmethod
     def headline(self, point: Point, result: Arrays) -> str:

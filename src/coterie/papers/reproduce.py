@@ -101,17 +101,20 @@ def compute(
     folder.claim({"name": name, "seed": seed, **experiment.settings()})
     points, steps = experiment.points(), experiment.steps
     shown = progress(name, steps * len(points)) if progress else nullcontext(lambda done, said: None)
+    known: dict[str, Arrays] = {}
     with tuning.remembered_in(folder.path / BATCH), shown as show:
         for number, point in enumerate(points):
-            known = folder.kept(point)
-            if known is None:
+            kept = folder.kept(point)
+            if kept is None:
                 began = time.perf_counter()
-                result = experiment.compute(point, seed, lambda done: show(number * steps + done, None))  # noqa: B023
+                progress_of = lambda done: show(number * steps + done, None)  # noqa: B023, E731
+                result = experiment.compute(point, seed, progress_of, known)
                 seconds = round(time.perf_counter() - began, 3)
                 folder.keep(point, result, {"seconds": seconds, **provenance(experiment.precision(point))})
                 how = f"{seconds:.1f} s"
             else:
-                result, how = known[0], "kept from before"
+                result, how = kept[0], "kept from before"
+            known[point.name] = result
             said = f"{point.name}: {experiment.headline(point, result)} ({how})"
             show((number + 1) * steps, said)
     return folder

@@ -78,7 +78,9 @@ class Panel(Experiment):
             rescaled_truth=self.preset != "authors",
         )
 
-    def compute(self, point: Point, seed: int, done: Callable[[int], None]) -> Arrays:
+    def compute(
+        self, point: Point, seed: int, done: Callable[[int], None], known: Mapping[str, Arrays]
+    ) -> Arrays:
         problem = self.problem(point)
         each = keys.numbered(keys.purpose(seed, "trials"), self.trials)
         width = max(w for w in range(1, AT_ONCE + 1) if self.trials % w == 0)

@@ -77,7 +77,9 @@ class Changes(Experiment):
     def steps(self) -> int:
         return self.trials
 
-    def compute(self, point: Point, seed: int, done: Callable[[int], None]) -> Arrays:
+    def compute(
+        self, point: Point, seed: int, done: Callable[[int], None], known: Mapping[str, Arrays]
+    ) -> Arrays:
         plan = Plan(self.problem, self.rate, AS_PRINTED.iterations, self.rounds, 0, self.trials)
         if point.name == "oracle":
             found = {"last": measured(plan, "oracle", seed)["error"][:, -1]}

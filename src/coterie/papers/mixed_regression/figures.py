@@ -53,7 +53,9 @@ class Convergence(Plan, Experiment):
     def steps(self) -> int:
         return self.trials
 
-    def compute(self, point: Point, seed: int, done: Callable[[int], None]) -> Arrays:
+    def compute(
+        self, point: Point, seed: int, done: Callable[[int], None], known: Mapping[str, Arrays]
+    ) -> Arrays:
         clients = self.before if "before" in point.values else self.problem
         assert clients is not None
         plan = Plan(clients, self.rate, self.iterations, self.rounds, self.alone, self.trials)

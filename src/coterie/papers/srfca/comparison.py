@@ -60,7 +60,9 @@ class Compared(Experiment):
     def steps(self) -> int:
         return self.trials + 1
 
-    def compute(self, point: Point, seed: int, done: Callable[[int], None]) -> Arrays:
+    def compute(
+        self, point: Point, seed: int, done: Callable[[int], None], known: Mapping[str, Arrays]
+    ) -> Arrays:
         population, method = point.values["population"], METHODS[point.values["method"]]
         chosen, tried = self.tuned(population, method, seed)
         done(1)

@@ -1,0 +1,162 @@
+"""Tables of numbers over several seeds: what a paper prints beside what is found.
+
+Every number is computed seed by seed, and each of them is a point that is kept, first all numbers for the
+first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from coterie.papers.experiment import Arrays, Experiment, Point, Row
+
+Seeds = Float[np.ndarray, " seeds"]
+SEPARATE = 1000  # seeds of an experiment are so far apart, so that experiments with other seeds share none
+
+
+class Published(NamedTuple):
+    """A number as a paper prints it."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A number of a table.
+
+    Attributes
+    ----------
+    name
+        What its points are called, in front of the seed.
+    values
+        What it is a number of, by name: the first columns of its row, and what its points are told.
+    published
+        The paper's number, in the unit of the measure.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    published: Published | None = None
+
+
+class Table(Experiment):
+    """Numbers that are each computed with several seeds; a dataclass whose field `trials` is how many."""
+
+    trials: int
+    measure: str = "accuracy"  # which result of a point the table has: a share, shown in per cent
+    percent: bool = True
+
+    @abstractmethod
+    def entries(self) -> Sequence[Entry]:
+        """The numbers."""
+
+    @abstractmethod
+    def one(self, values: Mapping[str, Any], seed: int, done: Callable[[int], None]) -> Arrays:
+        """What an entry gives with one seed: the measure, and whatever else is to be kept.
+
+        `collapsed`, where it is given, is whether the run did not find what there was to find.
+        """
+
+    def points(self) -> list[Point]:
+        return [
+            Point(_named(entry, trial), {**entry.values, "trial": trial})
+            for trial in range(self.trials)
+            for entry in self.entries()
+        ]
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def compute(
+        self, point: Point, seed: int, done: Callable[[int], None], known: Mapping[str, Arrays]
+    ) -> Arrays:
+        return self.one(point.values, SEPARATE * seed + point.values["trial"], done)
+
+    def headline(self, point: Point, result: Arrays) -> str:
+        return f"{self.measure} {self.shown(result[self.measure][None])}"
+
+    def over_seeds(self, results: Mapping[str, Arrays], name: str, what: str | None = None) -> Seeds:
+        """A result of the entry of that name, by default the measure, for every seed."""
+        points = [Point(f"{name} seed {trial}", {}) for trial in range(self.trials)]
+        found: Seeds = np.array([results[point.name][what or self.measure] for point in points])
+        return found
+
+    def shown(self, values: Seeds) -> str:
+        """Mean and standard deviation, as people read them."""
+        scale, unit = (100, " %") if self.percent else (1, "")
+        if len(values) == 1:
+            return f"{scale * values[0]:.2f}{unit}"
+        return f"{scale * values.mean():.2f} ± {scale * deviation(values):.2f}{unit}"
+
+    def table(self, results: Mapping[str, Arrays]) -> list[Row]:
+        rows = []
+        for entry in self.entries():
+            values, paper = self.over_seeds(results, entry.name), entry.published
+            scale = 100 if self.percent else 1
+            collapsed = None
+            if "collapsed" in results[_named(entry, 0)]:
+                collapsed = int(self.over_seeds(results, entry.name, "collapsed").sum())
+            unit = " (%)" if self.percent else ""
+            rows.append(
+                {
+                    **entry.values,
+                    f"{self.measure}{unit}": scale * float(values.mean()),
+                    "standard deviation": scale * deviation(values) if len(values) > 1 else None,
+                    "published": None if paper is None else paper.mean,
+                    "published deviation": None if paper is None else paper.deviation,
+                    "seeds": len(values),
+                    "collapsed": collapsed,
+                }
+            )
+        return rows
+
+    def overview(self, results: Mapping[str, Arrays]) -> list[Row]:
+        rows = []
+        for entry, row in zip(self.entries(), self.table(results), strict=True):
+            paper, collapsed = entry.published, row["collapsed"]
+            said = None if paper is None else f"{paper.mean:g}"
+            if paper is not None and paper.deviation is not None:
+                said = f"{paper.mean:.2f} ± {paper.deviation:.2f}"
+            rows.append(
+                {
+                    **entry.values,
+                    self.measure: self.shown(self.over_seeds(results, entry.name)),
+                    "published": said,
+                    "collapsed": None if collapsed is None else f"{collapsed} of {row['seeds']}",
+                }
+            )
+        return rows
+
+
+def deviation(values: Seeds) -> float:
+    """The standard deviation over seeds, of which there are two or more."""
+    return float(values.std(ddof=1))
+
+
+def above(ours: Seeds, other: Seeds | float, by: float = 0.0) -> bool | None:
+    """Whether ours is above another by more than `by`, on average over seeds, by a paired t-test.
+
+    True where the whole 95 % confidence interval of the mean difference is, False where none of it is, and
+    None elsewhere, and for a single seed.
+    """
+    from scipy.stats import t  # slow to import, and only results need it
+
+    difference = ours - other - by
+    if len(difference) < 2:
+        return None
+    reach = t.ppf(0.975, len(difference) - 1) * difference.std(ddof=1) / np.sqrt(len(difference))
+    if difference.mean() - reach > 0:
+        return True
+    return False if difference.mean() + reach < 0 else None
+
+
+def _named(entry: Entry, trial: int) -> str:
+    return f"{entry.name} seed {trial}"

@@ -1,0 +1,80 @@
+"""Tables of numbers over seeds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure as Picture
+
+from coterie.papers import Figure, reproduce
+from coterie.papers.seeds import Entry, Published, Table, above
+
+computed: list[tuple[str, int]] = []
+
+
+@dataclass(frozen=True)
+class Coin(Table):
+    """The share of heads of two coins."""
+
+    trials: int
+
+    def entries(self):
+        return [
+            Entry("fair", {"coin": "fair"}, Published(50.0, 1.0)),
+            Entry("bent", {"coin": "bent"}),
+        ]
+
+    def one(self, values, seed, done):
+        computed.append((values["coin"], seed))
+        share = 0.5 if values["coin"] == "fair" else 0.25 + 0.1 * (seed % 10)
+        return {"accuracy": np.array(share), "collapsed": np.array(share > 0.3)}
+
+    def findings(self, results):
+        return []
+
+    def draw(self, results):
+        return Picture()
+
+
+FIGURE = Figure("coin", "Two coins", lambda scale, preset: Coin(trials=2))
+
+
+def test_seed_by_seed_and_beside_what_is_published(tmp_path):
+    computed.clear()
+    found = reproduce(f"{__name__}.FIGURE", seed=3, out=tmp_path)
+    assert computed == [("fair", 3000), ("bent", 3000), ("fair", 3001), ("bent", 3001)]
+    fair, bent = found["table"]
+    assert fair == {
+        "coin": "fair",
+        "accuracy (%)": 50.0,
+        "standard deviation": 0.0,
+        "published": 50.0,
+        "published deviation": 1.0,
+        "seeds": 2,
+        "collapsed": 2,
+    }
+    assert bent["accuracy (%)"] == pytest.approx(30.0)
+    assert bent["standard deviation"] == pytest.approx(10 / 2**0.5)
+    assert (bent["published"], bent["collapsed"]) == (None, 1)
+    shown = found["overview"]
+    assert shown[0]["published"] == "50.00 ± 1.00"
+    assert shown[1] == {
+        "coin": "bent",
+        "accuracy": "30.00 ± 7.07 %",
+        "published": None,
+        "collapsed": "1 of 2",
+    }
+
+
+@pytest.mark.parametrize(
+    "ours, other, by, verdict",
+    [
+        ([2.0, 2.1, 1.9], [1.0, 1.1, 0.9], 0.0, True),
+        ([2.0, 2.1, 1.9], [1.0, 1.1, 0.9], 1.5, False),
+        ([1.0, 2.0, 0.0], [1.1, 0.9, 1.0], 0.0, None),
+        ([2.0], [1.0], 0.0, None),
+        ([2.0, 2.1, 1.9], 1.0, 0.5, True),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval(ours, other, by, verdict):
+    assert above(np.array(ours), np.array(other), by) is verdict
