@@ -17,7 +17,7 @@ import jax
 
 FOLDER = Path(__file__).parent
 # of which the last two are about accuracy
-NONE_OF_THEM = {"measure.py", "torch_ifca.py", "compare.py", "collapse.py", "precision.py"}
+NONE_OF_THEM = {"measure.py", "torch_ifca.py", "compare.py", "took.py", "collapse.py", "precision.py"}
 WORSE = 1.2
 
 

@@ -8,10 +8,12 @@ import shutil
 
 import pytest
 from rich.console import Console
+from support.coins import Coin
 from typer.testing import CliRunner
 
 from coterie.cli.main import app
-from coterie.papers import FIGURES
+from coterie.errors import DataError
+from coterie.papers import FIGURES, Figure
 from coterie.papers.progress import bar
 
 SMOKE = ("reproduce", "ifca/fig2a", "--scale", "smoke", "--seed", "3")
@@ -81,6 +83,33 @@ def test_a_terminal_sees_a_bar_and_the_finished_points():
         show(4, "R=0.1 sigma=0: 1 of 4 trials succeed")
     shown = screen.file.getvalue()
     assert "4/16" in shown and shown.count("1 of 4 trials succeed") == 1
+
+
+def test_everything_that_is_missing_is_computed_whatever_fails(tmp_path, monkeypatch):
+    class Tiny(Coin):
+        def one(self, values, seed, done):
+            if values["coin"] == "bent" and not (tmp_path / "files").exists():
+                raise DataError("there are no files.")
+            return super().one(values, seed, done)
+
+    def figure(name, make):
+        return Figure(name, name, lambda scale, preset: make(trials=1), ("text",), ("small",))
+
+    there = {"a/coin": figure("a/coin", Coin), "b/coin": figure("b/coin", Tiny)}
+    monkeypatch.setattr("coterie.papers.figures.FIGURES", there)
+    everything = ("reproduce", "--all", "--scale", "small", "--out", tmp_path / "all")
+    answer = invoke(*everything)
+    assert answer.exit_code == 2 and "error: b/coin, text: there are no files." in answer.stderr
+    assert re.search(r"b/coin +text +2 of 2 +not measured", answer.stdout)
+    assert "1 of 2 experiments are in" in answer.stdout
+    (tmp_path / "files").touch()
+    answer = invoke(*everything)
+    assert answer.exit_code == 0, answer.output
+    assert re.search(r"b/coin +text +1 of 2 +0 s", answer.stdout) and "a/coin" not in answer.stdout
+    assert "2 of 2 experiments are in" in answer.stdout
+    assert json.loads(invoke(*everything, "--json").stdout) == {"finished": [], "failed": []}
+    answer = invoke("reproduce", "ifca/fig2a", "--all")
+    assert (answer.exit_code, answer.stdout) == (2, "") and "give no name" in answer.stderr
 
 
 def outcome(path):

@@ -1,47 +1,16 @@
 """Tables of numbers over seeds."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
-from matplotlib.figure import Figure as Picture
+from support.coins import computed
 
-from coterie.papers import Figure, reproduce
-from coterie.papers.seeds import Entry, Published, Table, above
-
-computed: list[tuple[str, int]] = []
-
-
-@dataclass(frozen=True)
-class Coin(Table):
-    """The share of heads of two coins."""
-
-    trials: int
-
-    def entries(self):
-        return [
-            Entry("fair", {"coin": "fair"}, Published(50.0, 1.0)),
-            Entry("bent", {"coin": "bent"}),
-        ]
-
-    def one(self, values, seed, done):
-        computed.append((values["coin"], seed))
-        share = 0.5 if values["coin"] == "fair" else 0.25 + 0.1 * (seed % 10)
-        return {"accuracy": np.array(share), "collapsed": np.array(share > 0.3)}
-
-    def findings(self, results):
-        return []
-
-    def draw(self, results):
-        return Picture()
-
-
-FIGURE = Figure("coin", "Two coins", lambda scale, preset: Coin(trials=2))
+from coterie.papers import reproduce
+from coterie.papers.seeds import above
 
 
 def test_seed_by_seed_and_beside_what_is_published(tmp_path):
     computed.clear()
-    found = reproduce(f"{__name__}.FIGURE", seed=3, out=tmp_path)
+    found = reproduce("support.coins.FIGURE", seed=3, out=tmp_path)
     assert computed == [("fair", 3000), ("bent", 3000), ("fair", 3001), ("bent", 3001)]
     fair, bent = found["table"]
     assert fair == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.errors import clear_errors
+from coterie.errors import ConfigError, CoterieError
+from coterie.words import count
 
 
 def reproduce(
@@ -21,6 +24,9 @@ def reproduce(
         str | None, typer.Argument(help="What to reproduce, such as ifca/fig2a; all are listed without it.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Everything that is still missing, after what it will take.")
+    ] = False,
     scale: Annotated[
         str,
         typer.Option(
@@ -28,13 +34,20 @@ def reproduce(
         ),
     ] = "small",
     preset: Annotated[
-        str,
-        typer.Option(help="After the paper's text, or after the authors' released code: text or authors."),
-    ] = "text",
+        str | None,
+        typer.Option(
+            help="After the paper's text, or after the authors' released code: text or authors.  "
+            "[default: text; with --all both]"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Everything random.")] = 0,
     trials: Annotated[int | None, typer.Option(help="How many.  [default: by scale]")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to keep it.  [default: runs/NAME-SCALE-PRESET-SEED]")
+        Path | None,
+        typer.Option(
+            help="Where to keep it; with --all the folder of all of them.  "
+            "[default: runs/NAME-SCALE-PRESET-SEED]"
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
@@ -47,19 +60,17 @@ def reproduce(
         from coterie import papers  # takes a moment, which other commands need not spend
         from coterie.papers.progress import bar, lines
 
+        console = Console(stderr=True)
+        progress = partial(bar if console.is_terminal else lines, console)
+        if all_:
+            if name is not None or trials is not None:
+                raise ConfigError("--all computes every experiment: give no name and no --trials with it.")
+            _everything(scale, preset, seed, out, progress, json_)
+            return
         if name is None or list_:
             _list(papers.FIGURES, json_)
             return
-        console = Console(stderr=True)
-        found = papers.reproduce(
-            name,
-            scale,
-            preset,
-            seed,
-            out,
-            progress=partial(bar if console.is_terminal else lines, console),
-            trials=trials,
-        )
+        found = papers.reproduce(name, scale, preset or "text", seed, out, progress=progress, trials=trials)
         if json_:
             print(json.dumps(found))
         else:
@@ -73,6 +84,46 @@ def _list(figures: Any, json_: bool) -> None:
     width = max(map(len, figures))
     for figure in figures.values():
         print(f"{figure.name:<{width}}  {figure.title}")
+
+
+def _everything(
+    scale: str, preset: str | None, seed: int, out: Path | None, progress: Any, json_: bool
+) -> None:
+    """Say what is missing and how long it takes, then compute it, whatever becomes of the one before."""
+    from coterie import papers
+    from coterie.papers.everything import default_folder, duration, here, tasks
+
+    todo = tasks(scale, preset, seed, out)
+    table = Table(title=f"Missing at scale {scale}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("experiment", "preset", "points", "takes", "measured on"):
+        table.add_column(column, justify="left" if column in ("experiment", "preset") else "right")
+    for task in todo:
+        if task.missing:
+            points = f"{task.missing} of {task.points}"
+            table.add_row(task.name, task.preset, points, duration(task.seconds), task.device or "–")
+    console = Console(stderr=json_)  # where a program reads, only what it asked for
+    if table.row_count:
+        console.print(table)
+        known = sum(task.seconds or 0 for task in todo if task.device == here())
+        console.print(f"In all {duration(known)} of what was measured on {here()}, and what was not.\n")
+    finished, failed = [], []
+    for task in todo:
+        folder = default_folder(task.name, task.scale, task.preset, seed, out)
+        if not task.missing and (folder / "results.json").exists():
+            continue
+        try:
+            papers.reproduce(task.name, task.scale, task.preset, seed, folder, progress)
+            finished.append(str(folder))
+        except CoterieError as error:
+            failed.append(f"{task.name}, {task.preset}: {error}")
+            print(f"error: {failed[-1]}", file=sys.stderr)
+    if json_:
+        print(json.dumps({"finished": finished, "failed": failed}))
+    else:
+        done = len(todo) - len(failed)
+        console.print(f"{done} of {count(len(todo), 'experiment')} are in {out or 'runs'}.")
+    if failed:
+        raise typer.Exit(2)
 
 
 def _show(console: Console, found: dict[str, Any]) -> None:

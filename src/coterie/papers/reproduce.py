@@ -14,6 +14,7 @@ from typing import Any
 from coterie import storage
 from coterie.errors import ConfigError
 from coterie.federation import tuning
+from coterie.papers.everything import default_folder
 from coterie.papers.experiment import Arrays, Experiment, Row
 from coterie.papers.figures import figure_of, find
 from coterie.papers.folder import BATCH, ResultFolder
@@ -96,8 +97,7 @@ def compute(
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed}: choose a whole number from 0 up to {2**32 - 1}.")
     experiment = find(name, scale, preset, trials)
-    parts = [name.replace("/", "-"), scale, preset, str(seed), *([] if trials is None else [f"x{trials}"])]
-    folder = ResultFolder(out or Path("runs") / "-".join(parts))
+    folder = ResultFolder(out or default_folder(name, scale, preset, seed, trials=trials))
     folder.claim({"name": name, "seed": seed, **experiment.settings()})
     points, steps = experiment.points(), experiment.steps
     shown = progress(name, steps * len(points)) if progress else nullcontext(lambda done, said: None)
