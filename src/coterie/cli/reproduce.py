@@ -91,7 +91,7 @@ def _everything(
 ) -> None:
     """Say what is missing and how long it takes, then compute it, whatever becomes of the one before."""
     from coterie import papers
-    from coterie.papers.everything import default_folder, duration, here, tasks
+    from coterie.papers.everything import default_folder, duration, tasks
 
     todo = tasks(scale, preset, seed, out)
     table = Table(title=f"Missing at scale {scale}", title_justify="left", box=SIMPLE_HEAD)
@@ -104,8 +104,9 @@ def _everything(
     console = Console(stderr=json_)  # where a program reads, only what it asked for
     if table.row_count:
         console.print(table)
-        known = sum(task.seconds or 0 for task in todo if task.device == here())
-        console.print(f"In all {duration(known)} of what was measured on {here()}, and what was not.\n")
+        for device in sorted({task.device for task in todo if task.device}):
+            seconds = sum(task.seconds or 0 for task in todo if task.device == device)
+            console.print(f"In all {duration(seconds)}, measured on {device}.")
     finished, failed = [], []
     for task in todo:
         folder = default_folder(task.name, task.scale, task.preset, seed, out)

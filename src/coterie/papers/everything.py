@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from coterie.federation.devices import use_every_core
 from coterie.papers import figures
 from coterie.papers.experiment import Figure
 from coterie.papers.folder import ResultFolder
@@ -78,6 +79,7 @@ def default_folder(
 
 def here() -> str:
     """The devices that compute, such as `1 x NVIDIA H200`."""
+    use_every_core()  # before JAX starts, which it does here
     devices = jax.devices()
     return called(devices[0].device_kind, len(devices))
 
