@@ -11,6 +11,8 @@ import coterie as ct
 from coterie.data import Spec
 from coterie.errors import LearnerError, SettingError
 from coterie.learn.shard import Shard
+from coterie.learn.tasks import MeasureLosses
+from coterie.models import stacked
 
 LABELS = Spec((4,), "float32", (), "int32", classes=3)
 SEQUENCES = Spec((4,), "float32", (5,), "int32", classes=3)
@@ -235,3 +237,23 @@ def test_a_learner_is_a_pytree_of_its_step_size():
     assert sorted(jax.tree.leaves(learner)) == [0.25, 0.5]
     doubled = jax.tree.map(lambda a: 2 * a, learner)
     assert doubled.local.lr == 0.5 and doubled.model is learner.model and doubled.local.steps == 1
+
+
+@pytest.mark.parametrize("starts", [None, 1, 2])
+def test_losses_of_many_models_are_those_of_each(starts):
+    rng = np.random.default_rng(0)
+    sizes = [5, 9, 3, 9]
+    shards = ct.Shards.from_lists(
+        [rng.standard_normal((n, 4), np.float32) for n in sizes], [rng.integers(0, 3, n) for n in sizes]
+    )
+    learner = ct.Learner(ct.models.MLP(hidden=(5,))).for_data(shards.spec)
+    models = jax.vmap(lambda key: learner.init(key, shards.spec))(jax.random.split(jax.random.key(0), 60))
+    sent = [models, jax.tree.map(lambda a: a[::-1], models)][: starts or 1]
+    simulation = ct.Simulation(shards, batch=3).with_learner(learner, trains=False)
+    task = MeasureLosses(sent[0] if starts is None else stacked.stack(sent))
+    found = simulation.ask(task, starts=starts).report.losses
+    for some, losses in zip(sent, found[None] if starts is None else found, strict=True):
+        for client, told in enumerate(losses):
+            x, y = map(jnp.asarray, shards.client(client))
+            each = [learner.per_example(stacked.take(some, j), x, y).mean() for j in range(60)]
+            np.testing.assert_allclose(told, each, rtol=1e-5)

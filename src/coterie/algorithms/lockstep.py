@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from coterie.algorithms.records import Count
 from coterie.federation.exchange import Exchange, T
@@ -55,11 +55,16 @@ def _alike(asks: dict[int, Ask]) -> list[list[int]]:
         kind, everybody, each = ask.task.split()
         # of what is summed on the way, no start could leave out the clients of another
         who = None if ask.clients is None else ask.clients.tobytes() if ask.reduce is not None else "some"
-        shapes = jax.tree.map(lambda a: (np.shape(a), str(jnp.result_type(a))), everybody)
-        rows = jax.tree.map(lambda a: (np.shape(a)[1:], str(jnp.result_type(a))), each)
-        sort = kind, str(shapes), str(rows), ask.only is None, who, ask.reduce, ask.least
+        shapes = _shapes(everybody), _shapes(each, of_rows=True)
+        sort = kind, shapes, ask.only is None, who, ask.reduce, ask.least
         groups.setdefault(sort, []).append(start)
     return list(groups.values())
+
+
+def _shapes(tree: PyTree, of_rows: bool = False) -> Any:
+    """The structure and shapes of arrays, or of their rows: equal where arrays can be stacked."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(a)[of_rows:], str(jnp.result_type(a))) for a in leaves)
 
 
 def _asked(federation: Federation, asks: Sequence[Ask], key: Key[Array, ""], count: Count) -> list[Answers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie.data.shards import Spec
 from coterie.errors import LearnerError
-from coterie.learn import losses, sample_space
-from coterie.learn.local import SGD, LocalUpdate, Objective, Pull
+from coterie.learn import losses, on_chip, sample_space
+from coterie.learn.local import SGD, LocalUpdate, Objective, PerExample, Pull
 from coterie.learn.shard import Shard
 from coterie.models import stacked
 from coterie.models.layers import Model, Sized
@@ -112,10 +114,16 @@ class Learner:
         def loss(part: PyTree) -> Float[Array, ""]:
             return self.shard_loss(within(part), shard)
 
-        if jax.tree.leaves(models)[0].shape[0] <= AT_ONCE:
+        if stacked.count(models) <= AT_ONCE:
             return jax.vmap(loss)(models)
+        together = _examples_together(self.per_example)
+
+        def loss_of_whole(model: PyTree) -> Float[Array, ""]:
+            return shard.mean(together(model, shard.x, shard.y))
+
         # what more models make of all examples would neither stay in a cache nor, in the end, fit in memory
-        losses: Array = jax.lax.map(loss, models, batch_size=AT_ONCE)
+        one_by_one = loss_of_whole if within is itself else loss
+        losses: Array = jax.lax.map(one_by_one, models, batch_size=AT_ONCE)
         return losses
 
     def shard_accuracy(self, params: PyTree, shard: Shard) -> Float[Array, ""]:
@@ -148,6 +156,9 @@ class Learner:
         if shard.gram is not None and within is itself and sample_space.possible(self):
             return sample_space.train(self, start, shard, key, round_, label, pull)
         start = start.taken() if isinstance(start, stacked.OneOf) else start
+        few = shard.x.shape[0], math.prod(shard.x.shape[1:])
+        if within is itself and pull is None and on_chip.possible(self, *few):
+            return on_chip.train(self, start, shard, round_, label)
         return self.local.run(self._objective(within, label, pull), start, shard, key, round_)
 
     def _objective(self, within: Within, label: Any = 1.0, pull: Pull | None = None) -> Objective:
@@ -160,3 +171,28 @@ class Learner:
             curvature=curvature or 1.0,
             pull=pull,
         )
+
+
+def _examples_together(per_example: PerExample) -> PerExample:
+    """The same losses, with the examples of a batch of clients as if they were those of one.
+
+    Nothing else changes, but XLA then sees larger and simpler products.
+    """
+
+    @custom_vmap
+    def of_stacked(models: PyTree, x: Array, y: Array) -> Float[Array, "k examples"]:
+        return jax.vmap(lambda model: per_example(model, x, y))(models)
+
+    @of_stacked.def_vmap
+    def _(size: int, batched: Any, models: PyTree, x: Array, y: Array) -> tuple[Array, bool]:
+        of_models, of_x, of_y = batched
+        if all(jax.tree.leaves(of_models)) and not of_x and not of_y:
+            flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), models)
+            return of_stacked(flat, x, y).reshape(size, -1, len(x)), True
+        if not any(jax.tree.leaves(of_models)) and of_x and of_y:
+            flat = of_stacked(models, *(a.reshape(-1, *a.shape[2:]) for a in (x, y)))
+            return flat.reshape(len(flat), size, -1).swapaxes(0, 1), True
+        axes = jax.tree.map(lambda whether: 0 if whether else None, batched)
+        return jax.vmap(of_stacked.fun, in_axes=tuple(axes))(models, x, y), True
+
+    return lambda model, x, y: of_stacked(stacked.stack([model]), x, y)[0]

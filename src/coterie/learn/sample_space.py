@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from coterie.data.shards import Spec
-from coterie.learn import losses
+from coterie.learn import losses, on_chip
 from coterie.learn.local import Objective, Pull
 from coterie.learn.shard import Shard
 from coterie.models import stacked
@@ -52,7 +52,7 @@ def possible(learner: Learner) -> bool:
 def pays(learner: Learner, examples: int, features: int) -> bool:
     """Whether local updates of a client with so many examples are better computed in their span."""
     steps = learner.local.linear_steps()
-    if steps is None or not possible(learner):
+    if steps is None or not possible(learner) or on_chip.possible(learner, examples, features):
         return False
     # products of each example: in each step X W^T and dZ^T X, or G rows; these two once at the ends
     return steps * examples + 2 * features < WORTH * steps * 2 * features
