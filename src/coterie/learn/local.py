@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from coterie import keys
 from coterie.errors import SettingError
 from coterie.learn.shard import Shard, masked_mean
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PerExample = Callable[[PyTree, Array, Array], Float[Array, " examples"]]
+_AUGMENT = int(keys.token("augment") & np.uint64(0x7FFFFFFF))
 Rule = TypeVar("Rule", bound="DataclassInstance")
 
 
@@ -48,6 +51,8 @@ class Objective:
         can be made smallest in one go: what the model gives for a batch. None elsewhere.
     pull
         Where else the model is drawn to. What a rule adds to keep near the start is a matter of its own.
+    augment
+        How the examples of a step are changed at random before the model sees them; None: not at all.
     """
 
     per_example: PerExample
@@ -55,6 +60,14 @@ class Objective:
     outputs: Callable[[PyTree, Array], Array] | None = None
     curvature: float = 1.0
     pull: Pull | None = None
+    augment: Callable[[Array, Key[Array, ""]], Array] | None = None
+
+    def shown(self, x: Array, key: Key[Array, ""], step: Int[Array, ""]) -> Array:
+        """The examples of a step as the model sees them, given the client's key."""
+        if self.augment is None:
+            return x
+        # from a key of its own: those of epochs are for the order of examples
+        return self.augment(x, jax.random.fold_in(jax.random.fold_in(key, _AUGMENT), step))
 
     def mean(self, model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
         loss = jnp.asarray(self.weight * masked_mean(self.per_example(model, x, y), mask))
@@ -63,6 +76,8 @@ class Objective:
 
 class LocalUpdate(ABC):
     """What a client does to a model."""
+
+    augments: ClassVar[bool] = False  # whether its steps see examples as `Objective.shown` has them
 
     @abstractmethod
     def run(
@@ -138,6 +153,7 @@ class Steps(LocalUpdate):
     decay: float = 1.0
     clip: float | None = None
     proximal: float = 0.0
+    augments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -174,7 +190,7 @@ class Steps(LocalUpdate):
         def step(carry: tuple[PyTree, Any], s: Int[Array, ""]) -> tuple[tuple[PyTree, Any], None]:
             model, state = carry
             x, y, mask, active = self._batch(shard, key, s)
-            gradient = jax.grad(near_start)(model, x, y, mask)
+            gradient = jax.grad(near_start)(model, objective.shown(x, key, s), y, mask)
             updates, new_state = optimiser.update(gradient, state, model)
             new = optax.apply_updates(model, optax.tree.scale(scale, updates)), new_state
             if self.epochs is None:
@@ -188,8 +204,9 @@ class Steps(LocalUpdate):
         return model
 
     def gradient(self, objective: Objective, model: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
-        x, y, mask, _ = self._batch(shard, key, jnp.asarray(0))
-        return jax.grad(objective.mean)(model, x, y, mask)
+        first = jnp.asarray(0)
+        x, y, mask, _ = self._batch(shard, key, first)
+        return jax.grad(objective.mean)(model, objective.shown(x, key, first), y, mask)
 
     def _batch(
         self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]
