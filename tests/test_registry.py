@@ -47,6 +47,7 @@ THINGS = [
             momentum=0.9,
             nesterov=True,
             weight_decay=1e-4,
+            decayed=("layers.2", "layers.3.weight"),
         ),
     ),
     ("algorithm", ct.IFCA(k=3)),

@@ -75,6 +75,7 @@ class Learner:
             raise LearnerError(
                 f"the model {self.model} cannot be applied to features of shape {shape}: {error}"
             ) from error
+        self.local.check_model(params)
         if loss in losses.CLASSIFYING:
             if outputs[:-1] != spec.y_shape or not outputs or outputs[-1] < (spec.classes or 0):
                 raise LearnerError(
@@ -194,7 +195,7 @@ class Learner:
             raise LearnerError(
                 f"{name} is for models in JAX: clients with a PyTorch module augment in their DataLoader."
             )
-        if not getattr(self.local, "augments", False):
+        if not self.local.augments:
             raise LearnerError(
                 f"{name} draws anew for every step, and {type(self.local).__name__} takes no such steps: "
                 "give local=SGD(...) or Optax(...)."

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from coterie import keys
 from coterie.errors import SettingError
 from coterie.learn.shard import Shard, masked_mean
+from coterie.models import stacked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -95,6 +96,9 @@ class LocalUpdate(ABC):
         None for other rules.
         """
         return None
+
+    def check_model(self, model: PyTree) -> None:  # noqa: B027 - most rules have nothing to refuse
+        """Refuse settings that do not fit the model, given its shapes."""
 
     def step_size(self) -> tuple[Any, Any]:
         """The step size, for a server that takes the steps itself, and the factor on it per round.
@@ -256,12 +260,22 @@ def register(rule: type[Rule]) -> type[Rule]:
 @register
 @dataclass(frozen=True)
 class SGD(Steps):
-    """(Stochastic) gradient descent with optional momentum and weight decay."""
+    """(Stochastic) gradient descent with optional momentum and weight decay.
+
+    Parameters
+    ----------
+    lr, momentum, nesterov, weight_decay
+        As in PyTorch.
+    decayed
+        What has weight decay: names of layers or arrays, such as `("layers.2", "layers.3.weight")`; all of
+        the model when None.
+    """
 
     lr: float = 0.1
     momentum: float = field(default=0.0, kw_only=True)
     nesterov: bool = field(default=False, kw_only=True)
     weight_decay: float = field(default=0.0, kw_only=True)
+    decayed: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,13 +287,42 @@ class SGD(Steps):
             raise SettingError("nesterov needs a momentum above 0.")
         if self.weight_decay < 0:
             raise SettingError(f"weight_decay must not be negative, not {self.weight_decay}.")
+        if self.decayed is not None:
+            named = isinstance(self.decayed, tuple) and all(isinstance(name, str) for name in self.decayed)
+            if not named or not self.decayed:
+                raise SettingError(
+                    "decayed must hold names of layers or arrays, such as ('layers.2',), not "
+                    f"{self.decayed!r}."
+                )
+            if not self.weight_decay:
+                raise SettingError("decayed needs a weight_decay above 0.")
+
+    def check_model(self, model: PyTree) -> None:
+        names = stacked.named(model)
+        for chosen in self.decayed or ():
+            if not any(stacked.among(name, [chosen]) for name in names):
+                raise SettingError(
+                    f"decayed names {chosen!r}, and the model has no such layer or array: it has "
+                    f"{', '.join(names)}."
+                )
 
     def linear_steps(self) -> int | None:
-        return self.steps if self.batch_size is None and self.clip is None else None
+        alike = self.batch_size is None and self.clip is None and self.decayed is None
+        return self.steps if alike else None
 
     def optimiser(self) -> optax.GradientTransformation:
         sgd = optax.sgd(self.lr, momentum=self.momentum or None, nesterov=self.nesterov)
-        return optax.chain(optax.add_decayed_weights(self.weight_decay), sgd) if self.weight_decay else sgd
+        if not self.weight_decay:
+            return sgd
+        where = None if self.decayed is None else self._is_decayed
+        return optax.chain(optax.add_decayed_weights(self.weight_decay, where), sgd)
+
+    def _is_decayed(self, model: PyTree) -> PyTree:
+        """Whether each array of a model, or of a part of one, has weight decay."""
+        chosen = self.decayed or ()
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: stacked.among(stacked.name_of(path), chosen), model
+        )
 
 
 @register
