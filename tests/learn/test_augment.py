@@ -413,19 +413,6 @@ def test_where_it_cannot_apply_it_is_refused(augment, settings, spec, sentence):
     assert "\n" not in str(raised.value) and str(raised.value).endswith((".", "'shape'"))
 
 
-class InTorch(Linear):
-    """Like a PyTorch module, trained by clients that know nothing of JAX."""
-
-    in_torch = True
-
-
-def test_a_pytorch_module_augments_elsewhere():
-    with pytest.raises(
-        LearnerError, match="Crop is for models in JAX: clients with a PyTorch module augment"
-    ):
-        ct.Learner(InTorch(), augment=ct.Crop()).for_data(PHOTOGRAPHS)
-
-
 @pytest.mark.parametrize(
     "make, sentence",
     [
