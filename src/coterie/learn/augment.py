@@ -106,8 +106,10 @@ class Crop:
         return self._seen(_middle(x, self.shape(x.shape[1:])))
 
     def _cut(self, image: Array, lots: Array) -> Array:
-        hole = (self.cutout, self.cutout, *image.shape[2:])
-        return jax.lax.dynamic_update_slice(image, jnp.zeros(hole), _start(lots, image.shape, hole))
+        top, left, *_ = _start(lots, image.shape, (self.cutout, self.cutout))
+        row, column = jnp.arange(image.shape[0])[:, None] - top, jnp.arange(image.shape[1]) - left
+        hole = (row >= 0) & (row < self.cutout) & (column >= 0) & (column < self.cutout)
+        return jnp.where(hole.reshape(*hole.shape, *[1] * (image.ndim - 2)), 0, image)
 
     def _seen(self, x: Images) -> Images:
         return standardised(x) if self.standardise else x
