@@ -31,6 +31,9 @@ THINGS = [
     ("model", ct.models.CNN.cifar10("authors")),
     ("model", ct.models.ResNet9(width=8, groups=4, outputs=3)),
     ("model", ct.models.LSTM(hidden=12, vocabulary=80)),
+    ("augment", ct.Crop()),
+    ("augment", ct.Crop(24, pad=4, flip=False, cutout=8, standardise=True)),
+    ("augment", ct.Distort(16, contrast=(0.5, 1.5))),
     ("local", ct.SGD(0.5, steps=3)),
     (
         "local",
@@ -44,6 +47,7 @@ THINGS = [
             momentum=0.9,
             nesterov=True,
             weight_decay=1e-4,
+            decayed=("layers.2", "layers.3.weight"),
         ),
     ),
     ("algorithm", ct.IFCA(k=3)),

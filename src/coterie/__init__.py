@@ -22,6 +22,7 @@ from coterie.evaluate import metrics
 from coterie.federation import Simulation
 from coterie.federation.devices import use_every_core
 from coterie.initialise import Components, FarthestLoss, MomentDescent, OneShot, Random
+from coterie.learn.augment import Crop, Distort
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD, Optax
 from coterie.learn.proximal import Proximal
@@ -39,6 +40,8 @@ __all__ = [
     "Algorithm",
     "Clustering",
     "Components",
+    "Crop",
+    "Distort",
     "Evaluation",
     "FarthestLoss",
     "FedAdam",

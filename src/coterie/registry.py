@@ -52,6 +52,7 @@ PARTS: dict[str, dict[str, str]] = {
         "torch": "coterie.torch.model:TorchModel",
     },
     "local": {"sgd": "coterie.learn.local:SGD", "proximal": "coterie.learn.proximal:Proximal"},
+    "augment": {"crop": "coterie.learn.augment:Crop", "distort": "coterie.learn.augment:Distort"},
     "aggregate": {
         "mean": "coterie.aggregate.mean:Mean",
         "trimmed-mean": "coterie.aggregate.trimmed:TrimmedMean",
@@ -240,17 +241,22 @@ def describe_algorithm(algorithm: Any) -> dict[str, Any]:
 def describe_learner(learner: Learner) -> dict[str, Any]:
     """A learner as plain values, with None for parts of the user's own making."""
     known = {function: name for name, function in losses.NAMED.items()}
-    return {
+    described = {
         "model": describe("model", learner.model),
         "loss": known.get(losses.named(learner.loss)),
         "local": describe("local", learner.local),
     }
+    return (
+        described
+        if learner.augment is None
+        else {**described, "augment": describe("augment", learner.augment)}
+    )
 
 
 def learner_from(content: Mapping[str, Any]) -> Learner:
     """The inverse of `describe_learner`."""
-    for key in ("model", "loss", "local"):
-        if content[key] is None:
+    for key in ("model", "loss", "local", "augment"):
+        if content.get(key, "none") is None:
             raise ConfigError(
                 f"the {key} of this learner is of your own making: give learner=... to load it."
             )
@@ -262,7 +268,8 @@ def learner_from(content: Mapping[str, Any]) -> Learner:
             raise ConfigError(f"{kind}: {name!r} is no dataclass, and only those are made from settings.")
         return build(kind, name, {k: v for k, v in content[kind].items() if k != "name"})
 
-    return Learner(remake("model"), content["loss"], remake("local"))
+    augment = remake("augment") if "augment" in content else None
+    return Learner(remake("model"), content["loss"], remake("local"), augment)
 
 
 def _plain(value: Any) -> bool:

@@ -77,6 +77,7 @@ def refused(*arguments):
             ["--set", "model.name=linear", "--set", "model.outputs=3"],
             "the model gives outputs of shape (3,) but the targets have shape ().",
         ),
+        (["--set", "augment.name=crop"], "Crop needs images, of shape (height, width) or "),
         # options that contradict each other
         (["--resume", "--overwrite"], "--resume continues a run and --overwrite replaces it"),
     ],

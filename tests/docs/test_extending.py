@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -21,7 +22,7 @@ from coterie.run.folder import RunFolder
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 BLOCK = re.compile(r"```(?:python|toml)\n# (\S+)\n(.*?)```", re.DOTALL)
-MODULES = ("fairness", "offices", "wide", "gain")
+MODULES = ("fairness", "offices", "wide", "noise", "gain")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,25 @@ def test_the_page_has_a_file_for_everything_that_can_be_added(folder):
 def from_file(folder):
     experiment = Experiment.read(Experiment.from_file(folder / "experiment.toml"))
     return execute(experiment, RunFolder(folder / "run"))
+
+
+def test_an_augmentation_is_seen_in_training_and_nowhere_else(folder):
+    noise, offices = (importlib.import_module(name) for name in ("noise", "offices"))
+    data = offices.two_offices(clients=4, seed=0)
+    section = {"name": "noise.Noise", "level": 2.0}
+    experiment = Experiment.read({"augment": section, "local": {"name": "sgd", "lr": 0.05, "steps": 200}})
+    noisy = experiment.decided(data.train.spec).make_learner()
+    assert noisy.augment == noise.Noise(2.0)
+    found, plain = (
+        ct.Oracle(data.truth, rounds=1).fit(data.train, learner, seed=0)
+        for learner in (noisy, replace(noisy, augment=None))
+    )
+    # noise of variance v in the features of a regression shrinks its coefficients by 1 + v
+    with_noise, without = (np.asarray(f.models.layers[0].weight)[:, 0, 0] for f in (found, plain))
+    np.testing.assert_allclose(with_noise, np.array([1, -1]) / (1 + 2.0**2), atol=0.1)
+    np.testing.assert_allclose(without, [1, -1], atol=0.1)
+    kept = replace(found, learner=plain.learner)
+    assert kept.evaluate(data.test).loss == found.evaluate(data.test).loss
 
 
 def test_from_python_and_from_a_file_it_is_the_same(folder, from_file):

@@ -170,6 +170,34 @@ def test_options_follow_their_formulas(how):
         assert np.abs(wanted - descend([ALL] * FULL, x, y, START, 0.2)).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    "decayed", [("layers.1.weight",), ("layers.0",), ("layers.0", "layers.1.bias"), ("layers",)], ids=str
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_what_is_named_has_weight_decay(decayed, shared):
+    spec = Spec((D,), "float32", (), "float32")
+    local = ct.SGD(0.1, steps=2, weight_decay=0.5, decayed=decayed)
+    learner = ct.Learner(ct.models.MLP(hidden=(2,)), lambda f, y: 0 * f, local).for_data(spec)
+    start = learner.init(KEY, spec)
+    one = Shard(jnp.ones((1, D)), jnp.zeros(1), jnp.asarray(1))
+    if shared:  # where a client has only a part of the model of its own
+        own = stacked.named(start)
+        found = learner.train(own, one, KEY, jnp.asarray(0), lambda part: stacked.from_named(part, start))
+    else:
+        found = stacked.named(learner.train(start, one, KEY, jnp.asarray(0)))
+    for name, before in stacked.named(start).items():
+        named = any(name.startswith(chosen) for chosen in decayed)
+        wanted = before * (1 - 0.1 * 0.5) ** 2 if named else before
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
+
+
+def test_names_that_the_model_does_not_have_are_refused():
+    spec = Spec((D,), "float32", (), "float32")
+    local = ct.SGD(0.1, steps=2, weight_decay=0.5, decayed=("layers.0", "layers.7"))
+    with pytest.raises(SettingError, match=r"names 'layers.7', .*: it has layers.0.weight, layers.0.bias, "):
+        ct.Learner(ct.models.MLP(hidden=(2,)), "squared", local).for_data(spec)
+
+
 @pytest.mark.parametrize("how, momentum", [(EPOCHS, 0.9), (STEPS, 0.0)], ids=["epochs", "steps"])
 def test_batches_are_descended_one_after_another(how, momentum):
     x, y = regression()
@@ -331,6 +359,12 @@ def test_impossible_settings_are_refused(rule, how, sentence):
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
         ({"nesterov": True}, "nesterov needs a momentum"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
+        ({"decayed": ("layers.0",)}, "decayed needs a weight_decay above 0."),
+        (
+            {"decayed": "layers.0", "weight_decay": 0.1},
+            "decayed must hold names of layers or arrays, such as",
+        ),
+        ({"decayed": (), "weight_decay": 0.1}, r"decayed must hold .* not \(\)\."),
     ],
 )
 def test_impossible_settings_of_sgd_are_refused(how, sentence):

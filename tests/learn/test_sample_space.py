@@ -102,6 +102,7 @@ def test_what_is_not_linear_in_gradients_goes_the_usual_way():
         ct.SGD(0.1, steps=3, batch_size=2),
         ct.SGD(0.1, epochs=1, batch_size=2),
         ct.Optax(optax.adam(0.1), steps=3),
+        ct.SGD(0.1, steps=3, weight_decay=0.1, decayed=("layers.0.weight",)),
     ]
     for local in rules:
         learner = ct.Learner(MODELS["network"], local=local)

@@ -28,6 +28,12 @@ PROBLEMS = {
     "two sizes": (UNEVEN, regression(WHOLE)),
     # a network takes far longer to compile than to train: a small one
     "digits": (DIGITS, ct.Learner(ct.models.MLP(hidden=(8,)), local=ct.SGD(lr=0.1, steps=2))),
+    "crops of digits": (
+        DIGITS,
+        ct.Learner(
+            ct.models.Linear(), local=ct.SGD(lr=0.1, steps=3, batch_size=20), augment=ct.Crop(6, pad=1)
+        ),
+    ),
 }
 
 
@@ -40,6 +46,7 @@ def bias(name):
 CASES = {
     "ifca": ("regression", ct.IFCA(k=2, rounds=2, n_init=2)),
     "ifca, a network": ("digits", ct.IFCA(k=2, rounds=2, init=NETWORKS)),
+    "ifca, images changed at random": ("crops of digits", ct.IFCA(k=2, rounds=2)),
     "ifca, some clients, by examples, server momentum": (
         "two sizes",
         ct.IFCA(

@@ -1,5 +1,7 @@
 """An experiment file whose model is a PyTorch module: clients train the module itself, in PyTorch."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from flwr.app import Context, RecordDict
 from support.in_process import InProcessGrid
 
 import coterie as ct
+from coterie.errors import LearnerError
 from coterie.flower import client_for, server_for
 
 pytest.importorskip("torch")
@@ -60,3 +63,18 @@ def test_the_app_of_an_experiment_with_a_torch_model(tmp_path):
     assert np.abs(np.asarray(found.models["features.1.running_mean"])).max() > 0.01
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.models))
     assert found.learner.model.make == "support.torch_nets:ConvNet"
+
+
+def test_an_augmentation_in_jax_is_refused_before_the_run_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)  # which the server changes
+    file = tmp_path / "experiment.toml"
+    file.write_text(CONTENT + '[augment]\nname = "crop"\npad = 1\n')
+    config = {"out": str(tmp_path / "run")}
+    grid = InProcessGrid(
+        [client_for(file) for _ in range(4)], [{"partition-id": i} for i in range(4)], run_config=config
+    )
+    with pytest.raises(
+        LearnerError, match="Crop is for models in JAX: clients with a PyTorch module augment"
+    ):
+        server_for(file)(grid, Context(1, 0, {}, RecordDict(), config))
+    assert not (tmp_path / "run").exists()

@@ -572,6 +572,15 @@ SENTENCES = {
         ),
         "give them to the optimiser itself",
     ),
+    "decay of some layers": (
+        lambda: TorchClient(
+            "a",
+            MLP(),
+            TensorDataset(X, Y),
+            local=ct.SGD(steps=1, weight_decay=0.1, decayed=("0.weight",)),
+        ),
+        "decayed is for models in JAX: give a PyTorch client optimiser=",
+    ),
     "a loss of no name": (
         lambda: TorchClient("a", MLP(), TensorDataset(X, Y), local=STEPS, loss="hinge"),
         "unknown loss 'hinge': choose one of cross_entropy",

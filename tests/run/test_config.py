@@ -41,7 +41,7 @@ def test_the_defaults_are_a_whole_experiment():
     assert data.name == "rotated digits" and len(data.train) == 40
     assert decided.make_algorithm() == ct.IFCA(k=4, rounds=60, n_init=5)
     learner = decided.make_learner()
-    assert learner.local == ct.SGD(lr=0.1, steps=10)
+    assert learner.local == ct.SGD(lr=0.1, steps=10) and learner.augment is None
     assert learner.for_data(data.train.spec).loss == "cross_entropy"
     assert experiment.baselines == ("global", "local")
 
@@ -72,6 +72,10 @@ def test_a_file_decides_every_part(tmp_path):
         lr = 1
         epochs = 2
         batch_size = 3
+        [augment]
+        name = "distort"
+        size = 12
+        contrast = [0.5, 2]
         [algorithm]
         name = "global"
         rounds = 9
@@ -86,6 +90,7 @@ def test_a_file_decides_every_part(tmp_path):
     learner = experiment.make_learner()
     assert learner.model == ct.models.MLP(hidden=(5, 4)) and learner.loss == "half_squared"
     assert learner.local == ct.SGD(lr=1.0, epochs=2, batch_size=3)
+    assert learner.augment == ct.Distort(12, contrast=(0.5, 2.0))
     assert experiment.make_algorithm() == ct.Global(rounds=9, participation=2)
     assert experiment.baselines == ()
     assert experiment.simulation_settings() == {"batch": 2, "precision": "float32"}
@@ -156,6 +161,11 @@ def test_a_baseline_gets_the_same_rounds_and_participation(name, expected):
         ({"baselines": ["global", "lokal"]}, "baselines: there is no 'lokal'; choose one of ifca, "),
         ({"algorithm": 3}, "algorithm: must be a section, [algorithm] in a file, not 3."),
         ({"model": None}, "model: must be a section"),
+        ({"augment": "crop"}, "augment: must be a section, [augment] in a file, not 'crop'."),
+        ({"augment": {"size": 3}}, "augment.name: this setting is required."),
+        ({"augment": {"name": "blur"}}, "augment.name: there is no 'blur'; choose one of crop, distort, or "),
+        ({"augment": {"name": "crop", "size": "big"}}, "augment.size: input should be a valid integer"),
+        ({"augment": {"name": "distort", "contrast": [1]}}, "augment.contrast.1: "),
         ({"simulation": []}, "simulation: must be a section"),
         ({"algorithm": {}}, "algorithm.name: this setting is required."),
         ({"algorithm": {"k": 3}}, "algorithm.name: this setting is required."),
@@ -247,7 +257,7 @@ sections = st.builds(lambda name, settings: {"name": name, **settings}, texts, s
             "algorithm": sections,
             "simulation": st.dictionaries(keys, values),
         },
-        optional={"loss": texts, "model": sections},
+        optional={"loss": texts, "model": sections, "augment": sections},
     )
 )
 def test_what_is_written_reads_back_the_same(content):
@@ -296,6 +306,11 @@ def test_settings_survive_the_file_in_their_types():
             "its model.hidden is [3], here it is [4]",
         ),
         ({"model": {"name": "mlp"}}, {}, 'its model.name is "mlp", here it is not set'),
+        (
+            {},
+            {"augment": {"name": "crop", "pad": 2}},
+            'its augment.name is not set, here it is "crop"',
+        ),
     ],
 )
 def test_the_first_difference_is_named_by_its_key(old, new, words):

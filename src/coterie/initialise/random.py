@@ -26,7 +26,7 @@ class Random:
 
 def fresh_models(server: Server, key: Key[Array, ""], k: int) -> PyTree:
     """k fresh models; model j is the same whatever their number."""
-    return _drawn(server.learner.model, server.spec, keys.numbered(key, k))
+    return _drawn(server.learner.model, server.learner.sees(server.spec), keys.numbered(key, k))
 
 
 def fresh_model(server: Server, key: Key[Array, ""], number: int = 0) -> PyTree:

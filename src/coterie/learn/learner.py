@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from coterie.data.shards import Spec
 from coterie.errors import LearnerError
 from coterie.learn import losses, on_chip, sample_space
+from coterie.learn.augment import Augment, check_augment
 from coterie.learn.local import SGD, LocalUpdate, Objective, PerExample, Pull
 from coterie.learn.shard import Shard
 from coterie.models import stacked
@@ -31,7 +32,7 @@ def itself(model: PyTree) -> PyTree:
     return model
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["local"], meta_fields=["model", "loss"])
+@partial(jax.tree_util.register_dataclass, data_fields=["local"], meta_fields=["model", "loss", "augment"])
 @dataclass(frozen=True)
 class Learner:
     """A model, a loss, and a local update rule.
@@ -45,15 +46,21 @@ class Learner:
         (outputs, y) -> one per example.
     local
         How a client trains: `SGD(...)`, `Optax(...)` or `Proximal(...)`.
+    augment
+        How the images of a local step are changed at random: `Crop(...)`, `Distort(...)`, or any object with
+        the methods of `coterie.learn.augment.Augment`. Losses and accuracies are measured on what its `look`
+        gives.
     """
 
     model: Model
     loss: str | losses.Loss = "cross_entropy"
     local: LocalUpdate = field(default_factory=lambda: SGD(lr=0.1, steps=10))
+    augment: Augment | None = None
 
     def for_data(self, spec: Spec) -> Learner:
         """The learner with its model's outputs decided by the data, checked to fit it."""
         loss = losses.named(self.loss)
+        self._check_augment(spec)
         learner = (
             self if not isinstance(self.model, Sized) else replace(self, model=self.model.for_data(spec))
         )
@@ -64,11 +71,13 @@ class Learner:
             )
         try:
             params = learner.shapes(spec)
-            outputs = jax.eval_shape(learner.model.apply, params, spec.example()).shape[1:]
+            outputs = jax.eval_shape(learner.model.apply, params, learner.sees(spec).example()).shape[1:]
         except (AttributeError, TypeError, ValueError) as error:
+            shape = learner.sees(spec).x_shape
             raise LearnerError(
-                f"the model {self.model} cannot be applied to features of shape {spec.x_shape}: {error}"
+                f"the model {self.model} cannot be applied to features of shape {shape}: {error}"
             ) from error
+        self.local.check_model(params)
         if loss in losses.CLASSIFYING:
             if outputs[:-1] != spec.y_shape or not outputs or outputs[-1] < (spec.classes or 0):
                 raise LearnerError(
@@ -90,7 +99,7 @@ class Learner:
 
     def init(self, key: Key[Array, ""], spec: Spec) -> PyTree:
         """Fresh parameters for data of that shape."""
-        return self.model.init(key, spec.example())
+        return self.model.init(key, self.sees(spec).example())
 
     def shapes(self, spec: Spec) -> PyTree:
         """The shapes of the parameters for data of that shape."""
@@ -98,11 +107,26 @@ class Learner:
 
     def shapes_for(self, x: Array | np.ndarray) -> PyTree:
         """The shapes of the parameters for such features."""
-        return jax.eval_shape(lambda: self.model.init(jax.random.key(0), x[:1]))  # a key outside starts JAX
+        # a key outside starts JAX
+        return jax.eval_shape(lambda: self.model.init(jax.random.key(0), self.look(x[:1])))
+
+    def sees(self, spec: Spec) -> Spec:
+        """What examples look like to the model, given what they look like to the client."""
+        if self.augment is None:
+            return spec
+        seen = str(spec.example().dtype)
+        return replace(spec, x_shape=tuple(self.augment.shape(spec.x_shape)), x_dtype=seen, scale=None)
+
+    def look(self, x: Any) -> Any:
+        """Features as the model sees them wherever it does not train."""
+        return x if self.augment is None else self.augment.look(x)
 
     def per_example(self, params: PyTree, x: Array, y: Array) -> Float[Array, " examples"]:
         """The loss of every example of a batch."""
-        return losses.named(self.loss)(self.model.apply(params, x), y)
+        return self._losses(params, self.look(x), y)
+
+    def _losses(self, params: PyTree, seen: Array, y: Array) -> Float[Array, " examples"]:
+        return losses.named(self.loss)(self.model.apply(params, seen), y)
 
     def shard_loss(self, params: PyTree, shard: Shard) -> Float[Array, ""]:
         """F_i: the mean loss over a client's examples."""
@@ -130,7 +154,7 @@ class Learner:
         """The fraction of a client's examples that are classified right; NaN where y is not a label."""
         if losses.named(self.loss) not in losses.CLASSIFYING:
             return jnp.asarray(jnp.nan)
-        return shard.mean(losses.correct(self.model.apply(params, shard.x), shard.y))
+        return shard.mean(losses.correct(self.model.apply(params, self.look(shard.x)), shard.y))
 
     def gradient(self, start: PyTree, shard: Shard, key: Key[Array, ""], within: Within = itself) -> PyTree:
         """The gradient of F_i; of a random batch where the local update has a batch size.
@@ -165,12 +189,29 @@ class Learner:
         curvature = losses.CURVATURE.get(losses.named(self.loss))
         linear = getattr(self.model, "linear_in_parameters", False) and curvature is not None
         return Objective(
-            per_example=lambda part, x, y: self.per_example(within(part), x, y),
+            per_example=lambda part, seen, y: self._losses(within(part), seen, y),
             weight=label,
             outputs=(lambda part, x: self.model.apply(within(part), x)) if linear else None,
             curvature=curvature or 1.0,
             pull=pull,
+            augment=None if self.augment is None else self.augment.train,
         )
+
+    def _check_augment(self, spec: Spec) -> None:
+        """Refuse an augmentation that these examples, this model or this local update have no use for."""
+        if self.augment is None:
+            return
+        name = type(self.augment).__name__
+        if getattr(self.model, "in_torch", False):
+            raise LearnerError(
+                f"{name} is for models in JAX: clients with a PyTorch module augment in their DataLoader."
+            )
+        if not self.local.augments:
+            raise LearnerError(
+                f"{name} draws anew for every step, and {type(self.local).__name__} takes no such steps: "
+                "give local=SGD(...) or Optax(...)."
+            )
+        check_augment(self.augment, spec)
 
 
 def _examples_together(per_example: PerExample) -> PerExample:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from coterie import keys
 from coterie.errors import SettingError
 from coterie.learn.shard import Shard, masked_mean
+from coterie.models import stacked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PerExample = Callable[[PyTree, Array, Array], Float[Array, " examples"]]
+_AUGMENT = int(keys.token("augment") & np.uint64(0x7FFFFFFF))
 Rule = TypeVar("Rule", bound="DataclassInstance")
 
 
@@ -48,6 +52,8 @@ class Objective:
         can be made smallest in one go: what the model gives for a batch. None elsewhere.
     pull
         Where else the model is drawn to. What a rule adds to keep near the start is a matter of its own.
+    augment
+        How the examples of a step are changed at random before the model sees them; None: not at all.
     """
 
     per_example: PerExample
@@ -55,6 +61,14 @@ class Objective:
     outputs: Callable[[PyTree, Array], Array] | None = None
     curvature: float = 1.0
     pull: Pull | None = None
+    augment: Callable[[Array, Key[Array, ""]], Array] | None = None
+
+    def shown(self, x: Array, key: Key[Array, ""], step: Int[Array, ""]) -> Array:
+        """The examples of a step as the model sees them, given the client's key."""
+        if self.augment is None:
+            return x
+        # from a key of its own: those of epochs are for the order of examples
+        return self.augment(x, jax.random.fold_in(jax.random.fold_in(key, _AUGMENT), step))
 
     def mean(self, model: PyTree, x: Array, y: Array, mask: Array) -> Float[Array, ""]:
         loss = jnp.asarray(self.weight * masked_mean(self.per_example(model, x, y), mask))
@@ -63,6 +77,8 @@ class Objective:
 
 class LocalUpdate(ABC):
     """What a client does to a model."""
+
+    augments: ClassVar[bool] = False  # whether its steps see examples as `Objective.shown` has them
 
     @abstractmethod
     def run(
@@ -80,6 +96,9 @@ class LocalUpdate(ABC):
         None for other rules.
         """
         return None
+
+    def check_model(self, model: PyTree) -> None:  # noqa: B027 - most rules have nothing to refuse
+        """Refuse settings that do not fit the model, given its shapes."""
 
     def step_size(self) -> tuple[Any, Any]:
         """The step size, for a server that takes the steps itself, and the factor on it per round.
@@ -138,6 +157,7 @@ class Steps(LocalUpdate):
     decay: float = 1.0
     clip: float | None = None
     proximal: float = 0.0
+    augments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -174,7 +194,7 @@ class Steps(LocalUpdate):
         def step(carry: tuple[PyTree, Any], s: Int[Array, ""]) -> tuple[tuple[PyTree, Any], None]:
             model, state = carry
             x, y, mask, active = self._batch(shard, key, s)
-            gradient = jax.grad(near_start)(model, x, y, mask)
+            gradient = jax.grad(near_start)(model, objective.shown(x, key, s), y, mask)
             updates, new_state = optimiser.update(gradient, state, model)
             new = optax.apply_updates(model, optax.tree.scale(scale, updates)), new_state
             if self.epochs is None:
@@ -188,8 +208,9 @@ class Steps(LocalUpdate):
         return model
 
     def gradient(self, objective: Objective, model: PyTree, shard: Shard, key: Key[Array, ""]) -> PyTree:
-        x, y, mask, _ = self._batch(shard, key, jnp.asarray(0))
-        return jax.grad(objective.mean)(model, x, y, mask)
+        first = jnp.asarray(0)
+        x, y, mask, _ = self._batch(shard, key, first)
+        return jax.grad(objective.mean)(model, objective.shown(x, key, first), y, mask)
 
     def _batch(
         self, shard: Shard, key: Key[Array, ""], s: Int[Array, ""]
@@ -239,12 +260,22 @@ def register(rule: type[Rule]) -> type[Rule]:
 @register
 @dataclass(frozen=True)
 class SGD(Steps):
-    """(Stochastic) gradient descent with optional momentum and weight decay."""
+    """(Stochastic) gradient descent with optional momentum and weight decay.
+
+    Parameters
+    ----------
+    lr, momentum, nesterov, weight_decay
+        As in PyTorch.
+    decayed
+        What has weight decay: names of layers or arrays, such as `("layers.2", "layers.3.weight")`; all of
+        the model when None.
+    """
 
     lr: float = 0.1
     momentum: float = field(default=0.0, kw_only=True)
     nesterov: bool = field(default=False, kw_only=True)
     weight_decay: float = field(default=0.0, kw_only=True)
+    decayed: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -256,13 +287,42 @@ class SGD(Steps):
             raise SettingError("nesterov needs a momentum above 0.")
         if self.weight_decay < 0:
             raise SettingError(f"weight_decay must not be negative, not {self.weight_decay}.")
+        if self.decayed is not None:
+            named = isinstance(self.decayed, tuple) and all(isinstance(name, str) for name in self.decayed)
+            if not named or not self.decayed:
+                raise SettingError(
+                    "decayed must hold names of layers or arrays, such as ('layers.2',), not "
+                    f"{self.decayed!r}."
+                )
+            if not self.weight_decay:
+                raise SettingError("decayed needs a weight_decay above 0.")
+
+    def check_model(self, model: PyTree) -> None:
+        names = stacked.named(model)
+        for chosen in self.decayed or ():
+            if not any(stacked.among(name, [chosen]) for name in names):
+                raise SettingError(
+                    f"decayed names {chosen!r}, and the model has no such layer or array: it has "
+                    f"{', '.join(names)}."
+                )
 
     def linear_steps(self) -> int | None:
-        return self.steps if self.batch_size is None and self.clip is None else None
+        alike = self.batch_size is None and self.clip is None and self.decayed is None
+        return self.steps if alike else None
 
     def optimiser(self) -> optax.GradientTransformation:
         sgd = optax.sgd(self.lr, momentum=self.momentum or None, nesterov=self.nesterov)
-        return optax.chain(optax.add_decayed_weights(self.weight_decay), sgd) if self.weight_decay else sgd
+        if not self.weight_decay:
+            return sgd
+        where = None if self.decayed is None else self._is_decayed
+        return optax.chain(optax.add_decayed_weights(self.weight_decay, where), sgd)
+
+    def _is_decayed(self, model: PyTree) -> PyTree:
+        """Whether each array of a model, or of a part of one, has weight decay."""
+        chosen = self.decayed or ()
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: stacked.among(stacked.name_of(path), chosen), model
+        )
 
 
 @register

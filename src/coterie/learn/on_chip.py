@@ -35,7 +35,8 @@ def possible(learner: Learner, examples: int, features: int) -> bool:
     """Whether local updates of clients with so many examples are computed here."""
     local, model = learner.local, learner.model
     return (
-        isinstance(model, Linear)
+        learner.augment is None
+        and isinstance(model, Linear)
         and not model.bias
         and model.output_shape == ()
         and losses.named(learner.loss) in losses.CURVATURE

@@ -46,6 +46,8 @@ class Coordinates(eqx.Module):
 
 def possible(learner: Learner) -> bool:
     """Whether local updates can be computed in the span of a client's examples."""
+    if learner.augment is not None:
+        return False  # its steps see other examples than those whose products are known
     return learner.local.linear_steps() is not None and isinstance(learner.model, DenseFirst)
 
 

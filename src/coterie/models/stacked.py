@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -137,6 +137,11 @@ def named(tree: PyTree) -> dict[str, Array]:
 def name_of(path: Any) -> str:
     """A pytree path as a dotted name."""
     return jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+
+
+def among(name: str, chosen: Iterable[str]) -> bool:
+    """Whether an array of that name is chosen, or the layer that it belongs to."""
+    return any(name == one or name.startswith(f"{one}.") for one in chosen)
 
 
 def part(tree: PyTree, names: Container[str]) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from coterie.learn.learner import Learner
 from coterie.learn.losses import NAMED
 
 Section = dict[str, Any]
+KINDS = ("data", "model", "local", "augment", "algorithm")
 DEFAULTS: dict[str, Section] = {
     "data": {"name": "rotated-digits"},
     "algorithm": {"name": "ifca", "k": 4, "rounds": 60, "n_init": 5},
@@ -31,9 +32,9 @@ DEFAULTS: dict[str, Section] = {
 class Experiment(BaseModel):
     """Everything that determines a run.
 
-    `data`, `model`, `local` and `algorithm` each hold a `name` and the settings of the part of that name;
-    `simulation` holds those of `coterie.Simulation`, and `flower` those of `FlowerFederation`, for a run on
-    machines of their own.
+    `data`, `model`, `local`, `augment` and `algorithm` each hold a `name` and the settings of the part of
+    that name; `simulation` holds those of `coterie.Simulation`, and `flower` those of `FlowerFederation`, for
+    a run on machines of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -44,6 +45,7 @@ class Experiment(BaseModel):
     data: Section = DEFAULTS["data"]
     model: Section | None = None
     local: Section = DEFAULTS["local"]
+    augment: Section | None = None
     algorithm: Section = DEFAULTS["algorithm"]
     simulation: Section = {}
     flower: Section = {}
@@ -51,7 +53,7 @@ class Experiment(BaseModel):
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Experiment:
         """Validate the content of an experiment file; the first problem is named by its key."""
-        for kind in ("data", "model", "local", "algorithm", "simulation", "flower"):
+        for kind in (*KINDS, "simulation", "flower"):
             if kind in content and not isinstance(content[kind], Mapping):
                 raise ConfigError(f"{kind}: must be a section, [{kind}] in a file, not {content[kind]!r}.")
         try:
@@ -63,7 +65,7 @@ class Experiment(BaseModel):
             "simulation": experiment.simulation_settings(),
             "flower": registry.validate_call("flower", FlowerSettings, experiment.flower),
         }
-        for kind in ("data", "model", "local", "algorithm"):
+        for kind in KINDS:
             section = getattr(experiment, kind)
             if section is not None:
                 name = section.get("name")
@@ -115,8 +117,12 @@ class Experiment(BaseModel):
     def make_learner(self) -> Learner:
         """The learner; only of an experiment that is decided."""
         assert self.model is not None and self.loss is not None
-        model = registry.build("model", self.model["name"], settings_of(self.model))
-        return Learner(model, self.loss, registry.build("local", self.local["name"], settings_of(self.local)))
+
+        def made(kind: str, section: Section) -> Any:
+            return registry.build(kind, section["name"], settings_of(section))
+
+        augment = None if self.augment is None else made("augment", self.augment)
+        return Learner(made("model", self.model), self.loss, made("local", self.local), augment)
 
     def make_algorithm(self) -> Any:
         """The algorithm."""

@@ -173,5 +173,9 @@ def _check(module: Any, local: Any, optimiser: Optimiser | None) -> None:
             f"local must be SGD(...) for a PyTorch client, not {type(local).__name__}: another optimiser is "
             "given as optimiser=torch.optim.Adam, say."
         )
+    if local.decayed is not None:
+        raise SettingError(
+            "decayed is for models in JAX: give a PyTorch client optimiser=..., with groups of parameters."
+        )
     if optimiser is not None and (local.momentum or local.weight_decay):
         raise SettingError("momentum and weight_decay are for SGD: give them to the optimiser itself.")

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ class TorchModel:
     """
 
     make: str | Callable[[], nn.Module]
+    in_torch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.make, nn.Module):

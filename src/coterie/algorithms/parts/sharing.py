@@ -109,7 +109,7 @@ def _predicate(share: Share, names: list[str]) -> Callable[[str], bool]:
     if share == ALL_BUT_LAST:
         last = _layer(names[-1])
         return lambda name: _layer(name) != last
-    return lambda name: any(name == given or name.startswith(f"{given}.") for given in share)
+    return lambda name: stacked.among(name, share)
 
 
 def _layer(name: str) -> str:
