@@ -29,6 +29,14 @@ from coterie.learn.task import Client, Reply, Task
 from coterie.models import convolution
 
 LR, BATCH = 0.01, 50
+# how convolutions are spelled, if not as the library does, and whether all clients are computed at once
+WAYS: dict[str, tuple[Callable[..., Any] | None, bool]] = {
+    "one by one": (None, False),
+    "all at once": (None, True),
+    "one by one with convolutions as JAX has them": (convolution.plain, False),
+    "all at once with grouped convolutions": (convolution.plain, True),
+    "all at once with products of patches": (convolution.by_patches, True),
+}
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,7 @@ def main() -> None:
     options.add_argument("--width", type=int, default=16, help="of the networks; 64 is that of the papers")
     options.add_argument("--batches", type=int, nargs="+", default=[100, 200], help="of the loop, beside 50")
     options.add_argument("--precision", choices=tuple(PRECISION), default="float32")
+    options.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="others to compare")
     given = options.parse_args()
     cnn = replace(ct.models.CNN.cifar10("authors"), channels=(given.width, given.width))
     nets = {"CNN": cnn, "ResNet-9": ct.models.ResNet9(width=given.width, groups=min(32, given.width))}
@@ -128,13 +137,9 @@ def main() -> None:
         loops = [loop(shards, net, batch, given.precision) for batch in sizes]
         ratio = median_ratio(chosen, lambda loops=loops: max(rate() for rate in loops))
         report(f"{of_all}, images per second against a loop over one model", ratio, "at least 1x")
-        for what, model, batch in (
-            ("one by one", net, 1),
-            ("all at once", net, clients),
-            ("one by one with convolutions as JAX has them", Spelled(net, convolution.plain), 1),
-            ("all at once with grouped convolutions", Spelled(net, convolution.plain), clients),
-            ("all at once with products of patches", Spelled(net, convolution.by_patches), clients),
-        ):
+        for what in given.ways:
+            spelled, together = WAYS[what]
+            model, batch = net if spelled is None else Spelled(net, spelled), clients if together else 1
             # the slow ways are far slower: once is enough
             ratio = median_ratio(cohort(shards, model, batch, given.precision), chosen, pairs=1)
             report(f"{of_all}, {what}, as fast as what is chosen", ratio)
