@@ -93,7 +93,7 @@ def test_everything_that_is_missing_is_computed_whatever_fails(tmp_path, monkeyp
             return super().one(values, seed, done)
 
     def figure(name, make):
-        return Figure(name, name, lambda scale, preset: make(trials=1), ("text",), ("small",))
+        return Figure(name, name, lambda scale, preset: make(1, scale), ("text",), ("small",))
 
     there = {"a/coin": figure("a/coin", Coin), "b/coin": figure("b/coin", Tiny)}
     monkeypatch.setattr("coterie.papers.figures.FIGURES", there)

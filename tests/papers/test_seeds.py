@@ -1,9 +1,12 @@
 """Tables of numbers over seeds."""
 
+import json
+
 import numpy as np
 import pytest
-from support.coins import computed
+from support.coins import Coin, computed
 
+from coterie.errors import ConfigError
 from coterie.papers import reproduce
 from coterie.papers.seeds import above
 
@@ -47,3 +50,49 @@ def test_seed_by_seed_and_beside_what_is_published(tmp_path):
 )
 def test_a_verdict_needs_the_whole_interval(ours, other, by, verdict):
     assert above(np.array(ours), np.array(other), by) is verdict
+
+
+def test_parts_of_a_table(tmp_path):
+    computed.clear()
+    part = reproduce("support.coins.FIGURE", seed=3, out=tmp_path, only="bent")
+    assert computed == [("bent", 3000), ("bent", 3001)]
+    fair, bent = part["table"]
+    assert (fair["accuracy (%)"], fair["seeds"], bent["seeds"]) == (None, 0, 2)
+    assert part["overview"][0]["accuracy"] == "–"
+    assert part["findings"][0]["found"] == "not computed." and part["findings"][0]["agrees"] is None
+    more = reproduce("support.coins.FIGURE", seed=3, out=tmp_path, only="fair*1")
+    assert computed[2:] == [("fair", 3001)] and more["table"][0]["seeds"] == 1
+    assert more["findings"][0]["found"] == "0.50 and 0.35", "over the seeds that both have"
+    whole = reproduce("support.coins.FIGURE", seed=3, out=tmp_path)
+    assert computed[3:] == [("fair", 3000)] and whole["table"][0]["seeds"] == 2
+    assert whole["findings"][0]["found"] == "0.50 and 0.30"
+
+
+def test_what_is_there_is_written_when_interrupted(tmp_path, monkeypatch):
+    def stops(self, values, seed, done):
+        if values["coin"] == "bent":
+            raise KeyboardInterrupt
+        return {"accuracy": np.array(0.5)}
+
+    monkeypatch.setattr(Coin, "one", stops)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("support.coins.FIGURE", out=tmp_path)
+    table = json.loads((tmp_path / "results.json").read_text())["table"]
+    assert [row["seeds"] for row in table] == [1, 0]
+
+
+def test_smoke_decides_nothing(tmp_path):
+    assert reproduce("support.coins.FIGURE", "small", out=tmp_path / "a")["findings"][0]["agrees"] is not None
+    assert reproduce("support.coins.FIGURE", "smoke", out=tmp_path / "b")["findings"][0]["agrees"] is None
+
+
+@pytest.mark.parametrize(
+    "name, only, said",
+    [
+        ("support.coins.FIGURE", "silver", "they are called 'fair seed 0' to 'bent seed 1'"),
+        ("ifca/fig2a", "R=1", "--only is for tables"),
+    ],
+)
+def test_parts_that_are_not_there(tmp_path, name, only, said):
+    with pytest.raises(ConfigError, match=said):
+        reproduce(name, "smoke", out=tmp_path, only=only)

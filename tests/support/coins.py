@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure as Picture
 
 from coterie.papers import Figure
-from coterie.papers.seeds import Entry, Published, Table
+from coterie.papers.seeds import Claim, Entry, Published, Table
 
 computed: list[tuple[str, int]] = []
 
@@ -16,6 +16,7 @@ class Coin(Table):
     """The share of heads of two coins."""
 
     trials: int
+    scale: str
 
     def entries(self):
         return [
@@ -28,11 +29,14 @@ class Coin(Table):
         share = 0.5 if values["coin"] == "fair" else 0.25 + 0.1 * (seed % 10)
         return {"accuracy": np.array(share), "collapsed": np.array(share > 0.3)}
 
-    def findings(self, results):
-        return []
+    def claims(self):
+        def more(fair, bent):
+            return f"{fair.mean():.2f} and {bent.mean():.2f}", bool(fair.mean() > bent.mean())
+
+        return [Claim("the fair coin has more heads", ("fair", "bent"), more)]
 
     def draw(self, results):
         return Picture()
 
 
-FIGURE = Figure("coin", "Two coins", lambda scale, preset: Coin(trials=2))
+FIGURE = Figure("coin", "Two coins", lambda scale, preset: Coin(2, scale))

@@ -42,6 +42,10 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option(help="Everything random.")] = 0,
     trials: Annotated[int | None, typer.Option(help="How many.  [default: by scale]")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Of a table only the parts with these words in their names, such as 'seed 0'."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -63,14 +67,16 @@ def reproduce(
         console = Console(stderr=True)
         progress = partial(bar if console.is_terminal else lines, console)
         if all_:
-            if name is not None or trials is not None:
-                raise ConfigError("--all computes every experiment: give no name and no --trials with it.")
+            if name is not None or trials is not None or only is not None:
+                raise ConfigError(
+                    "--all computes everything: give no name, no --trials and no --only with it."
+                )
             _everything(scale, preset, seed, out, progress, json_)
             return
         if name is None or list_:
             _list(papers.FIGURES, json_)
             return
-        found = papers.reproduce(name, scale, preset or "text", seed, out, progress=progress, trials=trials)
+        found = papers.reproduce(name, scale, preset or "text", seed, out, progress, trials, only)
         if json_:
             print(json.dumps(found))
         else:

@@ -47,6 +47,8 @@ class Finding:
 class Experiment(ABC):
     """A figure or table at one scale and in one reading; a dataclass whose fields decide all results."""
 
+    in_parts = False  # whether some of the points make a result, too
+
     @abstractmethod
     def points(self) -> Sequence[Point]:
         """What is to be computed, in order."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from coterie import storage
 from coterie.errors import ConfigError
 from coterie.federation import tuning
 from coterie.papers.everything import default_folder
-from coterie.papers.experiment import Arrays, Experiment, Row
+from coterie.papers.experiment import Arrays, Experiment, Point, Row
 from coterie.papers.figures import figure_of, find
 from coterie.papers.folder import BATCH, ResultFolder
 from coterie.papers.provenance import provenance
@@ -33,6 +34,7 @@ def reproduce(
     out: str | Path | None = None,
     progress: Progress | None = None,
     trials: int | None = None,
+    only: str | None = None,
 ) -> dict[str, Any]:
     """Compute a figure or table of a paper and write it down.
 
@@ -53,17 +55,39 @@ def reproduce(
         `progress(name, steps)` gives a context in which steps are shown.
     trials
         How many, instead of as many as the scale has.
+    only
+        Compute these parts of a table and leave the others open: those whose names contain these words, or
+        match them where they hold a `*`. Parts that are in the folder are shown, too.
 
     Returns
     -------
     dict
         What `results.json` holds, and the `folder`.
     """
-    folder = compute(name, scale, preset, seed, out, progress, trials)
     experiment = find(name, scale, preset, trials)
-    kept = [folder.kept(point) for point in experiment.points()]
-    results = {p.name: k[0] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
-    how = {p.name: k[1] for p, k in zip(experiment.points(), kept, strict=True) if k is not None}
+    folder = _folder(name, scale, preset, seed, out, trials)
+    try:
+        compute(name, scale, preset, seed, out, progress, trials, only)
+    except KeyboardInterrupt:
+        if experiment.in_parts and any(folder.file(point).exists() for point in experiment.points()):
+            _write(folder, experiment, name, scale, preset, seed)
+        raise
+    return _write(folder, experiment, name, scale, preset, seed)
+
+
+def _folder(
+    name: str, scale: str, preset: str, seed: int, out: str | Path | None, trials: int | None
+) -> ResultFolder:
+    return ResultFolder(out or default_folder(name, scale, preset, seed, trials=trials))
+
+
+def _write(
+    folder: ResultFolder, experiment: Experiment, name: str, scale: str, preset: str, seed: int
+) -> dict[str, Any]:
+    """Figure, table and results of the points that are there."""
+    kept = [(point, folder.kept(point)) for point in experiment.points()]
+    results = {point.name: one[0] for point, one in kept if one is not None}
+    how = {point.name: one[1] for point, one in kept if one is not None}
     content: dict[str, Any] = {
         "name": name,
         "title": figure_of(name).title,
@@ -92,14 +116,15 @@ def compute(
     out: str | Path | None = None,
     progress: Progress | None = None,
     trials: int | None = None,
+    only: str | None = None,
 ) -> ResultFolder:
     """The part of `reproduce` that takes long: all points, kept in the folder. It needs no Matplotlib."""
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed}: choose a whole number from 0 up to {2**32 - 1}.")
     experiment = find(name, scale, preset, trials)
-    folder = ResultFolder(out or default_folder(name, scale, preset, seed, trials=trials))
+    points, steps = _chosen(experiment, name, only), experiment.steps
+    folder = _folder(name, scale, preset, seed, out, trials)
     folder.claim({"name": name, "seed": seed, **experiment.settings()})
-    points, steps = experiment.points(), experiment.steps
     shown = progress(name, steps * len(points)) if progress else nullcontext(lambda done, said: None)
     known: dict[str, Arrays] = {}
     with tuning.remembered_in(folder.path / BATCH), shown as show:
@@ -118,6 +143,22 @@ def compute(
             said = f"{point.name}: {experiment.headline(point, result)} ({how})"
             show((number + 1) * steps, said)
     return folder
+
+
+def _chosen(experiment: Experiment, name: str, only: str | None) -> Sequence[Point]:
+    points = experiment.points()
+    if only is None:
+        return points
+    if not experiment.in_parts:
+        raise ConfigError(f"--only {only!r}: {name} needs all of its parts; --only is for tables.")
+    pattern = only if "*" in only else f"*{only}*"
+    chosen = [point for point in points if fnmatchcase(point.name, pattern)]
+    if not chosen:
+        raise ConfigError(
+            f"--only {only!r}: no part of {name} is called so; they are called {points[0].name!r} to "
+            f"{points[-1].name!r}."
+        )
+    return chosen
 
 
 def _write_pictures(path: Path, experiment: Experiment, results: Mapping[str, Arrays]) -> None:

@@ -1,7 +1,8 @@
 """Tables of numbers over several seeds: what a paper prints beside what is found.
 
 Every number is computed seed by seed, and each of them is a point that is kept, first all numbers for the
-first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds.
+first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds. Where only
+some of the numbers are computed, the others are left open, as are the claims about them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from coterie.papers.experiment import Arrays, Experiment, Point, Row
+from coterie.papers.experiment import Arrays, Experiment, Finding, Point, Row
 
 Seeds = Float[np.ndarray, " seeds"]
 SEPARATE = 1000  # seeds of an experiment are so far apart, so that experiments with other seeds share none
@@ -46,10 +47,36 @@ class Entry:
     published: Published | None = None
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says of the numbers of a table.
+
+    Attributes
+    ----------
+    paper
+        Its words, and where they are.
+    of
+        The entries that it is about, by name: of each the measure, or what is named beside it.
+    judge
+        Given an array of each of them, over the seeds that all of them have: what was found, and whether the
+        claim holds; None where that is not decided.
+    """
+
+    paper: str
+    of: Sequence[str | tuple[str, str]]
+    judge: Callable[..., tuple[str, bool | None]]
+
+
 class Table(Experiment):
-    """Numbers that are each computed with several seeds; a dataclass whose field `trials` is how many."""
+    """Numbers that are each computed with several seeds.
+
+    A dataclass whose field `trials` is how many seeds, and whose field `scale` is told to the reader: `smoke`
+    decides no claim.
+    """
 
     trials: int
+    scale: str
+    in_parts = True
     measure: str = "accuracy"  # which result of a point the table has: a share, shown in per cent
     percent: bool = True
 
@@ -64,9 +91,13 @@ class Table(Experiment):
         `collapsed`, where it is given, is whether the run did not find what there was to find.
         """
 
+    @abstractmethod
+    def claims(self) -> Sequence[Claim]:
+        """What the paper says of the numbers."""
+
     def points(self) -> list[Point]:
         return [
-            Point(_named(entry, trial), {**entry.values, "trial": trial})
+            Point(_named(entry.name, trial), {**entry.values, "trial": trial})
             for trial in range(self.trials)
             for entry in self.entries()
         ]
@@ -84,35 +115,50 @@ class Table(Experiment):
         return f"{self.measure} {self.shown(result[self.measure][None])}"
 
     def over_seeds(self, results: Mapping[str, Arrays], name: str, what: str | None = None) -> Seeds:
-        """A result of the entry of that name, by default the measure, for every seed."""
-        points = [Point(f"{name} seed {trial}", {}) for trial in range(self.trials)]
-        found: Seeds = np.array([results[point.name][what or self.measure] for point in points])
-        return found
+        """A result of the entry of that name, by default the measure, for every seed that is there."""
+        there = self._seeds(results, name)
+        return np.array([results[_named(name, trial)][what or self.measure] for trial in there])
+
+    def findings(self, results: Mapping[str, Arrays]) -> list[Finding]:
+        return [self._judged(claim, results) for claim in self.claims()]
+
+    def _judged(self, claim: Claim, results: Mapping[str, Arrays]) -> Finding:
+        of = [(one, self.measure) if isinstance(one, str) else one for one in claim.of]
+        there = [t for t in range(self.trials) if all(t in self._seeds(results, name) for name, _ in of)]
+        if not there:
+            return Finding(claim.paper, "not computed.", None)
+        values = [np.array([results[_named(name, t)][what] for t in there]) for name, what in of]
+        found, agrees = claim.judge(*values)
+        return Finding(claim.paper, found, None if self.scale == "smoke" else agrees)
+
+    def _seeds(self, results: Mapping[str, Arrays], name: str) -> list[int]:
+        return [trial for trial in range(self.trials) if _named(name, trial) in results]
 
     def shown(self, values: Seeds) -> str:
         """Mean and standard deviation, as people read them."""
+        if not len(values):
+            return "–"
         scale, unit = (100, " %") if self.percent else (1, "")
         if len(values) == 1:
             return f"{scale * values[0]:.2f}{unit}"
         return f"{scale * values.mean():.2f} ± {scale * deviation(values):.2f}{unit}"
 
     def table(self, results: Mapping[str, Arrays]) -> list[Row]:
+        scale, unit = (100, " (%)") if self.percent else (1, "")
         rows = []
         for entry in self.entries():
             values, paper = self.over_seeds(results, entry.name), entry.published
-            scale = 100 if self.percent else 1
-            collapsed = None
-            if "collapsed" in results[_named(entry, 0)]:
+            there, collapsed = self._seeds(results, entry.name), None
+            if there and "collapsed" in results[_named(entry.name, there[0])]:
                 collapsed = int(self.over_seeds(results, entry.name, "collapsed").sum())
-            unit = " (%)" if self.percent else ""
             rows.append(
                 {
                     **entry.values,
-                    f"{self.measure}{unit}": scale * float(values.mean()),
-                    "standard deviation": scale * deviation(values) if len(values) > 1 else None,
+                    f"{self.measure}{unit}": scale * float(values.mean()) if there else None,
+                    "standard deviation": scale * deviation(values) if len(there) > 1 else None,
                     "published": None if paper is None else paper.mean,
                     "published deviation": None if paper is None else paper.deviation,
-                    "seeds": len(values),
+                    "seeds": len(there),
                     "collapsed": collapsed,
                 }
             )
@@ -158,5 +204,5 @@ def above(ours: Seeds, other: Seeds | float, by: float = 0.0) -> bool | None:
     return False if difference.mean() + reach < 0 else None
 
 
-def _named(entry: Entry, trial: int) -> str:
-    return f"{entry.name} seed {trial}"
+def _named(name: str, trial: int) -> str:
+    return f"{name} seed {trial}"
