@@ -91,26 +91,26 @@ def cohort(shards: ct.Shards, model: Any, batch: Any, precision: Any) -> Callabl
 def loop(shards: ct.Shards, model: Any, batch: int, precision: str) -> Callable[[], float]:
     """Images per second of one model that is trained on all images, in batches of so many."""
     learner = ct.Learner(model)
-    x, y = (jnp.concatenate([jnp.asarray(part[i]) for part in shards]) for i in (0, 1))
+    x, y = (jnp.asarray(np.concatenate([part[i] for part in shards])) for i in (0, 1))
     steps = len(x) // batch
 
-    def mean_loss(params: Any, rows: Any) -> Any:
-        return learner.per_example(params, x[rows], y[rows]).mean()
-
-    def step(params: Any, rows: Any) -> Any:
-        gradient = jax.grad(mean_loss)(params, rows)
-        return jax.tree.map(lambda p, g: p - LR * g, params, gradient), None
+    def mean_loss(params: Any, x: Any, y: Any) -> Any:
+        return learner.per_example(params, x, y).mean()
 
     @jax.jit
-    def epoch(params: Any, key: Any) -> Any:
+    def epoch(params: Any, key: Any, x: Any, y: Any) -> Any:  # images that are no arguments are compiled in
+        def step(params: Any, rows: Any) -> Any:
+            gradient = jax.grad(mean_loss)(params, x[rows], y[rows])
+            return jax.tree.map(lambda p, g: p - LR * g, params, gradient), None
+
         with jax.default_matmul_precision(PRECISION[precision]):
             order = jax.random.permutation(key, len(x))[: steps * batch].reshape(steps, batch)
             return jax.lax.scan(step, params, order)[0]
 
     start = jax.device_put(learner.init(jax.random.key(0), shards.spec), x.device)
     key = jax.device_put(jax.random.key(1), x.device)
-    jax.block_until_ready(epoch(start, key))
-    return lambda: steps * batch / fastest(lambda: epoch(start, key), repeats=1, warm_up=False)
+    jax.block_until_ready(epoch(start, key, x, y))
+    return lambda: steps * batch / fastest(lambda: epoch(start, key, x, y), repeats=1, warm_up=False)
 
 
 def main() -> None:
