@@ -80,7 +80,7 @@ CASES = {
         "regression",
         ct.IFCA(rounds=2, init=ct.Components(rounds=2, threshold="40%")),
     ),
-    "fedx": ("regression", ct.FedX(k=2, rounds=2, n_init=2)),
+    "fedx": ("regression", ct.FedX(k=2, rounds=2, n_init=2, keep_best_after=1)),
     "fedx, soft, moment descent": (
         "regression",
         ct.FedX(

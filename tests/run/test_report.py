@@ -14,7 +14,7 @@ import pytest
 
 import coterie as ct
 from coterie import storage
-from coterie.clustering.history import History, RoundLog
+from coterie.clustering.history import CONTEST, Event, History, RoundLog
 from coterie.errors import RunFolderError
 from coterie.models import stacked
 from coterie.run.contents import Truth, read
@@ -168,6 +168,15 @@ def test_a_classification_with_baselines_has_every_picture(digits: Run, tmp_path
     for words in ("IFCA on rotated digits", "8 clients · 3 rounds · seed 0", "1 other restart of IFCA"):
         assert words in found.text
     assert "50.0% of them are in the wrong cluster; each took the model of lowest loss on its own" in page
+
+
+def test_restarts_that_ended_early_are_told(digits: Run, tmp_path: Path) -> None:
+    logs = digits.found.history.logs
+    alone = dataclasses.replace(logs[2], loss=[logs[2].loss[0], np.nan], sizes=[[4, 4], []])
+    event = Event(2, CONTEST, "start 1 went on.", {"start": 0}, [[], []], [[4, 4], [8, 0]], 1, 0, 0, 0.0)
+    run = digits.but(history=History([*logs[:2], event, alone], 8))
+    assert "the one with the lowest loss after round 2 went on." in report(run.save(tmp_path / "early"))
+    assert "the one with the lowest loss in the end was kept." in report(digits.save(tmp_path / "late"))
 
 
 def test_the_page_needs_nothing_else(digits: Run, tmp_path: Path) -> None:

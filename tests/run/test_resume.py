@@ -33,7 +33,14 @@ CONTENT = {
     "seed": 3,
     "data": {"name": "mixed-regression", "clients": 12, "examples": 12, "dim": 3},
     "local": {"name": "sgd", "lr": 0.05, "epochs": 1, "batch_size": 5},
-    "algorithm": {"name": "ifca", "k": 2, "rounds": 3, "n_init": 2, "participation": 0.5},
+    "algorithm": {
+        "name": "ifca",
+        "k": 2,
+        "rounds": 3,
+        "participation": 0.5,
+        "n_init": 2,
+        "keep_best_after": 2,
+    },
     "baselines": ["global"],
 }
 SHORT = Experiment.read(CONTENT)
@@ -88,7 +95,7 @@ def uninterrupted(tmp_path_factory):
     run(SHORT, path)
     found = result(path)
     assert {"models.safetensors", "baselines/global/models.safetensors", "evaluation.json"} < found.keys()
-    assert len(found["rounds.jsonl"]) == 3 + 1  # with the last exchange
+    assert len(found["rounds.jsonl"]) == 3 + 2  # with the contest and the last exchange
     return found
 
 

@@ -198,6 +198,11 @@ class Algorithm(ABC, Generic[S]):
         return 1
 
     @property
+    def contest(self) -> int | None:
+        """After how many rounds only the best start goes on, alone; None if all go on to the end."""
+        return None
+
+    @property
     def expected_rounds(self) -> int:
         """How many rounds there will be, as far as is known before."""
         return self.rounds

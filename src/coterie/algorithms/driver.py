@@ -28,9 +28,9 @@ from coterie.algorithms.algorithm import (
 )
 from coterie.algorithms.lockstep import in_step
 from coterie.algorithms.observer import Moment, Observer, Place, Saved
-from coterie.algorithms.records import Count, Outcome, event, log, logs_alone
+from coterie.algorithms.records import Count, Outcome, among_all, event, log, logs_alone
 from coterie.algorithms.rounds import Step, compiled_round, one_round
-from coterie.clustering.history import FINISH, START, Event, History, Record
+from coterie.clustering.history import CONTEST, FINISH, START, Event, History, Record
 from coterie.clustering.result import Clustering
 from coterie.data.shards import Shards
 from coterie.errors import RunFolderError, SettingError, diverged
@@ -69,6 +69,8 @@ def run(
     while not going.place.ended:
         if going.place.done == going.place.last:
             going.pause()
+        elif going.in_contest():
+            going.keep_best()
         else:
             going.advance()
     return going.finish()
@@ -77,9 +79,9 @@ def run(
 class Run:
     """A run of an algorithm: where it stands, and what has happened."""
 
-    states: State  # a leading axis of starts
+    states: State  # a leading axis of the starts that go on
     place: Place
-    known: Int[np.ndarray, "starts clients"]  # the assignment after the last record
+    known: Int[np.ndarray, "starts clients"]  # the assignment after the last record, of these starts
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class Run:
     ) -> None:
         self.algorithm, self.federation, self.learner = algorithm, federation, learner
         self.seed, self.observers = seed, observers
+        self.going = list(range(algorithm.starts))  # the starts that go on
         self._key = keys.purpose(seed, "rounds")
         self.records: list[Record] = []
         self._ahead: deque[tuple[int, Outcome]] = deque()  # rounds that have not been looked at
@@ -109,9 +112,7 @@ class Run:
         """The states before the first round."""
         began, count = time.perf_counter(), Count()
         server = self.server
-        each = [
-            self.algorithm.start(server, server.start_key(start)) for start in range(self.algorithm.starts)
-        ]
+        each = [self.algorithm.start(server, server.start_key(start)) for start in self.going]
         states = in_step(self.federation, each, keys.purpose(self.seed, "asks of start"), count)
         self.states = self.federation.place(stacked.stack(states))
         self.place, self.known = Place(), np.array(self.states.assignment)
@@ -124,8 +125,11 @@ class Run:
 
     def resume(self, saved: Saved) -> None:
         """The states as they were kept."""
+        ended = [r for r in saved.records if isinstance(r, Event) and r.name == CONTEST]
+        self.going = [ended[0].details["start"]] if ended else self.going
         try:
-            self.states = self.federation.place(_restored(self.algorithm, self.learner, saved))
+            states = _restored(self.algorithm, self.learner, saved, len(self.going))
+            self.states = self.federation.place(states)
         except SettingError as error:
             raise RunFolderError(
                 f"{saved.source} does not fit this experiment ({str(error).rstrip('.')}): "
@@ -141,19 +145,19 @@ class Run:
     def pause(self) -> None:
         """What the algorithm does between rounds, and how many of them follow."""
         self._look_at_all()
-        began, count = time.perf_counter(), Count()
         self._admit()
+        began, count = time.perf_counter(), Count()
         before, done = self.known, self.place.done
-        each = [
-            self.algorithm.pause(self.server, of_one_start(self.states, start), done)
-            for start in range(self.algorithm.starts)
-        ]
+        each = [self.algorithm.pause(self.server, state, done) for state in self._each()]
         key = jax.random.fold_in(keys.purpose(self.seed, "pauses"), done)
         paused = in_step(self.federation, each, key, count)
         # all starts have as many rounds as one another, since they share them
         _, rounds, note, alone = paused[0]
         now = done if alone is None else done + alone.losses.shape[1]
-        self.place = Place(now, now, now + rounds, ended=rounds == 0)
+        last, contest = now + rounds, self.algorithm.contest
+        if len(self.going) > 1 and contest is not None and now < contest < last:
+            last = contest
+        self.place = Place(now, now, last, ended=rounds == 0)
         self._drawn, self._fits = None, False
         if note is None and alone is None:
             return
@@ -162,17 +166,50 @@ class Run:
         new: list[Record] = [] if note is None else [self._event(note, before, self.known, count, began)]
         if alone is not None:
             seconds = time.perf_counter() - began
-            new += logs_alone(done, alone, before, self.known, count, seconds, self.federation.ids)
+            logs = logs_alone(done, alone, before, self.known, count, seconds, self.federation.ids)
+            new += [among_all(one, self.going, self.algorithm.starts) for one in logs]
         self._tell(new)
+
+    def _each(self) -> list[State]:
+        """The state of each start that goes on."""
+        return [of_one_start(self.states, place) for place in range(len(self.going))]
+
+    def _results(self, count: Count) -> tuple[list[Result], int]:
+        """What each start that goes on comes to, and the place of the best of them."""
+        each = [self.algorithm.finish(self.server, state) for state in self._each()]
+        key = keys.purpose(self.seed, "asks of finish")
+        results: list[Result] = in_step(self.federation, each, key, count)
+        return results, int(np.argmin([result.objective for result in results]))
+
+    def in_contest(self) -> bool:
+        """Whether only the best start is to go on from here."""
+        return len(self.going) > 1 and self.place.done == self.algorithm.contest
+
+    def keep_best(self) -> None:
+        """End all starts but the best one."""
+        began, count, before = time.perf_counter(), Count(), self.known
+        results, best = self._results(count)
+        start, starts = self.going[best], len(self.going)
+        losses = [float(r.objective) if np.isfinite(r.objective) else None for r in results]
+        note = Note(
+            CONTEST,
+            f"of {starts} starts, start {start + 1} has the lowest training loss, and goes on alone.",
+            {"start": start, "losses": losses},
+        )
+        told = self._event(note, before, before, count, began)
+        self.going = [start]
+        self.states = self.federation.place(stacked.stack([of_one_start(self.states, best)]))
+        self.known = before[best : best + 1]
+        self._tell([told])
 
     def _admit(self) -> None:
         """Let in clients that have joined."""
         if not self.federation.traceable:
             self.federation.admit()
             if self.federation.clients > self.states.assignment.shape[1]:
-                states = with_room_for(self.states, self.federation.clients)
-                each = [of_one_start(states, start) for start in range(self.algorithm.starts)]
-                self.states = stacked.stack([self.algorithm.joined(self.server, state) for state in each])
+                self.states = with_room_for(self.states, self.federation.clients)
+                each = [self.algorithm.joined(self.server, state) for state in self._each()]
+                self.states = stacked.stack(each)
                 self.known = np.array(self.states.assignment)
 
     # -- rounds -------------------------------------------------------------------------------------------
@@ -229,6 +266,7 @@ class Run:
         began, self._looked = self._looked, time.perf_counter()
         seconds = self._looked - began if seconds is None else seconds
         record = log(number, outcome, before, seconds, self.federation.ids)
+        record = among_all(record, self.going, self.algorithm.starts)
         self._tell([record], self.place._replace(done=number + 1))
         if record.answered and not np.isfinite(record.loss).any():
             raise diverged(f"in round {number}")
@@ -259,14 +297,7 @@ class Run:
         """The result of the best start, and what it took to make it of the last state."""
         self._look_at_all()
         began, count = time.perf_counter(), Count()
-        each = [
-            self.algorithm.finish(self.server, of_one_start(self.states, start))
-            for start in range(self.algorithm.starts)
-        ]
-        results: list[Result] = in_step(
-            self.federation, each, keys.purpose(self.seed, "asks of finish"), count
-        )
-        best = int(np.argmin([result.objective for result in results]))
+        results, best = self._results(count)
         result = results[best]
         if not np.isfinite(result.objective):
             raise diverged("in the last round")
@@ -282,7 +313,7 @@ class Run:
             models=result.models,
             learner=self.learner,
             spec=self.federation.spec,
-            history=History(records, self.federation.clients, best),
+            history=History(records, self.federation.clients, self.going[best]),
             losses=result.losses,
             shares=result.shares,
             personal=result.personal,
@@ -302,7 +333,8 @@ class Run:
         began: float,
     ) -> Event:
         seconds = time.perf_counter() - began
-        return event(self.place.done, note, before, now, clusters_of(self.states), count, seconds)
+        told = event(self.place.done, note, before, now, clusters_of(self.states), count, seconds)
+        return among_all(told, self.going, self.algorithm.starts)
 
     def _tell(self, new: Sequence[Record], place: Place | None = None) -> None:
         self.records += new
@@ -315,14 +347,14 @@ class Run:
         return Moment(states, place or self.place, self.federation.ids, self.federation.spec, new)
 
 
-def _restored(algorithm: Algorithm[Any], learner: Learner, saved: Saved) -> State:
+def _restored(algorithm: Algorithm[Any], learner: Learner, saved: Saved, starts: int) -> State:
     """The states as they were kept, if they are such as this algorithm has with this learner."""
     models = [a for name, a in saved.arrays.items() if name.partition(".")[0] == "models" and a.ndim > 1]
     if not models:
         raise SettingError("it has no models")
     one = stacked.repeated(learner.shapes(saved.spec), models[0].shape[1])
     shapes = jax.eval_shape(lambda models: algorithm.state_of(models, len(saved.ids)), one)
-    like = stacked.repeated(shapes, algorithm.starts)
+    like = stacked.repeated(shapes, starts)
     states: State = stacked.from_named(saved.arrays, like, exact=False)
     # sizes of what else an algorithm keeps may depend on what has happened
     known, wanted = ({"models": own.models, "assignment": own.assignment} for own in (states, like))

@@ -42,7 +42,7 @@ class FedX(Algorithm[State]):
     ----------
     k
         Number of clusters; None if `init` finds it.
-    n_init, init
+    n_init, keep_best_after, init
         See `IFCA`.
     temperature
         0: hard labels, (7) of the paper, and a client trains one model. Above 0: soft labels, lambda =
@@ -61,6 +61,7 @@ class FedX(Algorithm[State]):
 
     k: int | None = None
     n_init: int = dataclasses.field(default=5, kw_only=True)
+    keep_best_after: int | None = dataclasses.field(default=None, kw_only=True)
     init: Any = dataclasses.field(
         default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
     )
@@ -108,9 +109,13 @@ class FedX(Algorithm[State]):
     def starts(self) -> int:
         return clusters.starts(self.n_init, self.init)
 
+    @property
+    def contest(self) -> int | None:
+        return self.keep_best_after
+
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)
-        clusters.check(self.k, self.n_init, self.init, clients)
+        clusters.check(self.k, self.n_init, self.init, clients, self.keep_best_after)
         self.averaging.check(learner)
         if not 0 <= self.temperature < float("inf"):
             raise SettingError(f"temperature must be 0 or a positive number, not {self.temperature}.")

@@ -45,6 +45,9 @@ class IFCA(Algorithm[State]):
     n_init
         Starts from different initial models, run side by side; the one with the lowest training loss after
         the last round is kept.
+    keep_best_after
+        Keep it after so many rounds already: the others end there, and the rest of the rounds costs no more
+        than that of a single start. By default all of them go on to the end.
     init
         How the k models start: an initialiser such as `Random()`, or k models given as a stacked pytree or
         as a (k, d) matrix. `IFCA(init=Components())` is ONE_SHOT-IFCA of the SR-FCA paper, which needs no k.
@@ -76,6 +79,7 @@ class IFCA(Algorithm[State]):
 
     k: int | None = None
     n_init: int = dataclasses.field(default=5, kw_only=True)
+    keep_best_after: int | None = dataclasses.field(default=None, kw_only=True)
     init: Any = dataclasses.field(
         default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
     )
@@ -157,11 +161,15 @@ class IFCA(Algorithm[State]):
     def starts(self) -> int:
         return clusters.starts(self.n_init, self.init)
 
+    @property
+    def contest(self) -> int | None:
+        return self.keep_best_after
+
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)
         one_of("empty", self.empty, "keep", "revive")
         one_of("preset", self.preset, None, "authors")
-        clusters.check(self.k, self.n_init, self.init, clients)
+        clusters.check(self.k, self.n_init, self.init, clients, self.keep_best_after)
         self.averaging.check(learner)
         self.settling.check()
         check_share(self.share)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -17,6 +18,7 @@ from coterie.federation.protocol import Answers, Traffic
 from coterie.learn.task import Task
 
 NO_ANSWER = "no answer"
+R = TypeVar("R", RoundLog, Event)
 
 
 class Outcome(eqx.Module):
@@ -81,6 +83,19 @@ class Count:
         self.losses += int(losses)
         self.updates += int(updates)
         self.failures |= dict(answers.failures)
+
+
+def among_all(record: R, going: Sequence[int], starts: int) -> R:
+    """A record of the starts that still go on, as one of all of them: nothing happens to the others."""
+    if len(going) == starts:
+        return record
+    blank = {"loss": np.nan, "changed": 0, "sizes": [], "moved": Moves([])}
+    own = {name: getattr(record, name) for name in blank if hasattr(record, name)}
+    spread: dict[str, Any] = {
+        name: [values[going.index(s)] if s in going else blank[name] for s in range(starts)]
+        for name, values in own.items()
+    }
+    return replace(record, **spread)
 
 
 def _moves(before: Int[np.ndarray, "starts clients"], now: Int[np.ndarray, "starts clients"]) -> list[Moves]:

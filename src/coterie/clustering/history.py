@@ -51,7 +51,10 @@ class Moves(Sequence[list[int]]):
 
 @dataclass(frozen=True)
 class RoundLog:
-    """One round of all the restarts that run side by side; lists have one entry per restart."""
+    """One round of all the restarts that run side by side; lists have one entry per restart.
+
+    Those of a restart that has ended hold nothing: no loss, no sizes.
+    """
 
     round: int
     loss: list[float]  # mean training loss over the clients that answered, before their update
@@ -114,6 +117,7 @@ def _line(content: dict[str, Any]) -> str:
 
 Record = RoundLog | Event
 START, FINISH = "start", "finish"  # the names of what happens before anything else, and after all else
+CONTEST = "contest"  # of what ends all restarts but the best; its details name that
 
 
 def from_line(line: str) -> Record:
@@ -182,7 +186,7 @@ class History(Sequence[Round]):
 
     @property
     def restarts(self) -> np.ndarray:
-        """Training loss of every restart, shape (rounds, restarts)."""
+        """Training loss of every restart, shape (rounds, restarts); NaN once it has ended."""
         return np.array([log.loss for log in self.logs], float).reshape(len(self), -1 if self.logs else 0)
 
     def assignments(self) -> np.ndarray:

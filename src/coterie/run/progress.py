@@ -22,7 +22,8 @@ from coterie.clustering.history import Event, Record, RoundLog
 
 def status(log: RoundLog) -> tuple[str, str]:
     """Loss and cluster sizes of the best restart so far, in words."""
-    best = int(np.argmin([np.inf if np.isnan(x) else x for x in log.loss]))
+    going = [restart for restart, sizes in enumerate(log.sizes) if sizes]
+    best = min(going, key=lambda r: np.inf if np.isnan(log.loss[r]) else log.loss[r])
     sizes = log.sizes[best]
     shown = f"clusters {' '.join(map(str, sizes))}" if len(sizes) <= 8 else f"{len(sizes)} clusters"
     return f"{log.loss[best]:.4f}", shown

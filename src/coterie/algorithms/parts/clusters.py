@@ -27,10 +27,12 @@ def starts(n_init: int, init: Any) -> int:
     return 1 if isinstance(initialiser(init), Given | Components) else n_init
 
 
-def check(k: int | None, n_init: int, init: Any, clients: int) -> None:
+def check(k: int | None, n_init: int, init: Any, clients: int, keep_best_after: int | None = None) -> None:
     """Refuse numbers that make no sense."""
     if n_init < 1:
         raise SettingError(f"n_init must be at least 1, not {n_init}.")
+    if keep_best_after is not None and keep_best_after < 1:
+        raise SettingError(f"keep_best_after must be at least 1 round, not {keep_best_after}.")
     if isinstance(init, Components):
         if k is not None:
             raise SettingError("Components() finds the number of clusters: leave k out.")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.clustering.history import CONTEST
 from coterie.models import stacked
 from coterie.run.contents import Contents, Measure, Method, Scores, Truth, lost_last, per_client
 from coterie.run.report import events, people, pictures, style
@@ -176,7 +177,9 @@ def _loss_per_round(contents: Contents) -> str:
         return ""
     caption = "Mean training loss of the clients that answered, before their update; lower is better."
     if _restarts(contents.run) > 1:
-        caption += " Of the restarts, the one with the lowest loss in the end was kept."
+        contest = [event for event in history.events if event.name == CONTEST]
+        when = f"after round {contest[0].after} went on" if contest else "in the end was kept"
+        caption += f" Of the restarts, the one with the lowest loss {when}."
     methods = [(m.name, m.clustering.history) for m in contents.methods if len(m.clustering.history)]
     return _figure("Loss per round", caption, pictures.loss_per_round(methods))
 
