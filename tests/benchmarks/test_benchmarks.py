@@ -12,6 +12,10 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = {
+    "candidates.py": [
+        *("--clients", "6", "--examples", "11", "--features", "12", "--width", "20"),
+        *("--rows", "4", "--warps", "2"),
+    ],
     "collapse.py": ["--seeds", "1", "--rounds", "2", "--clients", "4"],
     "convolution.py": ["--networks", "CNN", "--width", "4", "--clients", "2", "2", "--examples", "3", "3"],
     "cohort.py": ["--clients", "6", "--examples", "4"],
@@ -46,7 +50,7 @@ def printed(name, *options):
 
 def test_every_benchmark_is_known_here():
     needs_mnist = "precision.py"
-    others = {"measure.py", "torch_ifca.py", "compare.py", needs_mnist}
+    others = {"measure.py", "torch_ifca.py", "compare.py", "took.py", needs_mnist}
     assert {p.name for p in FOLDER.glob("*.py")} == {*TINY, *others}
 
 
