@@ -76,6 +76,16 @@ def test_a_single_start_needs_no_contest():
     assert CONTEST not in [event.name for event in found.history.events]
 
 
-def test_no_rounds_are_refused():
-    with pytest.raises(ct.errors.SettingError, match="keep_best_after must be at least 1 round, not 0"):
-        fit(keep_best_after=0)
+@pytest.mark.parametrize("wrong", [0, 0.0, 1.5, -3, True])
+def test_what_is_no_number_of_rounds_is_refused(wrong):
+    with pytest.raises(ct.errors.SettingError, match=f"keep_best_after must be .*, not {wrong!r}"):
+        fit(keep_best_after=wrong)
+
+
+@pytest.mark.parametrize(
+    ("after", "rounds", "expected"),
+    [(0.25, 100, 25), (0.25, 24, 10), (0.25, 10, 10), (1.0, 100, 100), (7, 100, 7)],
+)
+def test_a_fraction_is_one_of_the_rounds_and_not_before_the_tenth(after, rounds, expected):
+    assert ct.IFCA(K, rounds=rounds, keep_best_after=after).contest == expected
+    assert ct.FedX(K, rounds=rounds, keep_best_after=after).contest == expected

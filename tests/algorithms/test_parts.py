@@ -46,7 +46,13 @@ def test_all_of_them_in_one_run_do_what_each_of_them_says(seed):
     train, watch = population(seed), Remember()
     settings = {"share": is_weight, "settle": SETTLE, "recheck": RECHECK, "empty": "revive"}
     several = ct.IFCA(
-        k=K, rounds=ROUNDS, n_init=STARTS, init=Apart(seed), participation=PARTICIPANTS, **settings
+        k=K,
+        rounds=ROUNDS,
+        n_init=STARTS,
+        keep_best_after=1.0,
+        init=Apart(seed),
+        participation=PARTICIPANTS,
+        **settings,
     ).fit(train, LEARNER, seed=seed, observers=[watch])
     # the bias is that of a feature which is always 1
     clients = [(np.c_[x, np.ones(len(x))].astype(float), np.asarray(y, float)) for x, y in train]

@@ -55,7 +55,8 @@ def test_a_run_prints_its_results_and_leaves_everything_in_its_folder(finished):
         assert (path / name).exists()
         assert (path / "baselines" / "global" / name).exists()
         assert (path / "baselines" / "local" / name).exists()
-    assert len((path / "rounds.jsonl").read_text().splitlines()) == 20 + 1  # with the last exchange
+    # with the contest of the starts and the last exchange
+    assert len((path / "rounds.jsonl").read_text().splitlines()) == 20 + 2
     found = coterie.load(path)
     assert len(found.assignment) == 8 and found.algorithm["k"] == 2 and found.seed == 5
     rows = [line.split() for line in answer.stdout.splitlines()]
@@ -68,6 +69,7 @@ def test_a_run_prints_its_results_and_leaves_everything_in_its_folder(finished):
 def test_piped_progress_is_plain_lines_on_stderr(finished):
     _, answer = finished
     lines = answer.stderr.splitlines()
+    assert re.fullmatch(r"ifca: of 2 starts, start [12] has .*", lines.pop(5)), answer.stderr
     form = r"(ifca|global|local): round \d+/20, loss \d+\.\d{4}, clusters( \d+)+, [\d.]+ rounds/s"
     assert all(re.fullmatch(form, line) for line in lines), answer.stderr
     rounds = [line.split(", ")[0] for line in lines]

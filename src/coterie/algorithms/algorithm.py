@@ -198,9 +198,9 @@ class Algorithm(ABC, Generic[S]):
         return 1
 
     @property
-    def contest(self) -> int | None:
-        """After how many rounds only the best start goes on, alone; None if all go on to the end."""
-        return None
+    def contest(self) -> int:
+        """After how many rounds only the best start goes on, alone; all go on if none follows, or at 0."""
+        return 0
 
     @property
     def expected_rounds(self) -> int:

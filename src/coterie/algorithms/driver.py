@@ -155,7 +155,7 @@ class Run:
         _, rounds, note, alone = paused[0]
         now = done if alone is None else done + alone.losses.shape[1]
         last, contest = now + rounds, self.algorithm.contest
-        if len(self.going) > 1 and contest is not None and now < contest < last:
+        if len(self.going) > 1 and now < contest < last:
             last = contest
         self.place = Place(now, now, last, ended=rounds == 0)
         self._drawn, self._fits = None, False
@@ -183,7 +183,7 @@ class Run:
 
     def in_contest(self) -> bool:
         """Whether only the best start is to go on from here."""
-        return len(self.going) > 1 and self.place.done == self.algorithm.contest
+        return len(self.going) > 1 and 0 < self.place.done == self.algorithm.contest
 
     def keep_best(self) -> None:
         """End all starts but the best one."""

@@ -61,7 +61,7 @@ class FedX(Algorithm[State]):
 
     k: int | None = None
     n_init: int = dataclasses.field(default=5, kw_only=True)
-    keep_best_after: int | None = dataclasses.field(default=None, kw_only=True)
+    keep_best_after: float | int = dataclasses.field(default=0.25, kw_only=True)
     init: Any = dataclasses.field(
         default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
     )
@@ -110,8 +110,8 @@ class FedX(Algorithm[State]):
         return clusters.starts(self.n_init, self.init)
 
     @property
-    def contest(self) -> int | None:
-        return self.keep_best_after
+    def contest(self) -> int:
+        return clusters.contest(self.keep_best_after, self.rounds)
 
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)

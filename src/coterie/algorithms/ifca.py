@@ -43,11 +43,12 @@ class IFCA(Algorithm[State]):
     k
         Number of clusters to look for; None if `init` finds it.
     n_init
-        Starts from different initial models, run side by side; the one with the lowest training loss after
-        the last round is kept.
+        Starts from different initial models, run side by side; the one with the lowest training loss is
+        kept.
     keep_best_after
-        Keep it after so many rounds already: the others end there, and the rest of the rounds costs no more
-        than that of a single start. By default all of them go on to the end.
+        When that is decided: after a fraction of the rounds (a float), but not before the tenth, or after so
+        many of them (an int). The others end there, and what follows costs no more than a single start. 1.0
+        lets all of them go on to the end.
     init
         How the k models start: an initialiser such as `Random()`, or k models given as a stacked pytree or
         as a (k, d) matrix. `IFCA(init=Components())` is ONE_SHOT-IFCA of the SR-FCA paper, which needs no k.
@@ -79,7 +80,7 @@ class IFCA(Algorithm[State]):
 
     k: int | None = None
     n_init: int = dataclasses.field(default=5, kw_only=True)
-    keep_best_after: int | None = dataclasses.field(default=None, kw_only=True)
+    keep_best_after: float | int = dataclasses.field(default=0.25, kw_only=True)
     init: Any = dataclasses.field(
         default_factory=Random, kw_only=True, compare=False, metadata={"part": "init"}
     )
@@ -162,8 +163,8 @@ class IFCA(Algorithm[State]):
         return clusters.starts(self.n_init, self.init)
 
     @property
-    def contest(self) -> int | None:
-        return self.keep_best_after
+    def contest(self) -> int:
+        return clusters.contest(self.keep_best_after, self.rounds)
 
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)

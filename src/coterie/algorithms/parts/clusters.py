@@ -16,6 +16,8 @@ from coterie.federation.protocol import Ask
 from coterie.initialise import Components, Given
 from coterie.learn.tasks import MeasureLosses, lowest
 
+EARLIEST = 10  # rounds, before which a fraction of them would decide nothing
+
 
 def initialiser(init: Any) -> Any:
     """How the models start: as given, or models that were given."""
@@ -27,12 +29,23 @@ def starts(n_init: int, init: Any) -> int:
     return 1 if isinstance(initialiser(init), Given | Components) else n_init
 
 
-def check(k: int | None, n_init: int, init: Any, clients: int, keep_best_after: int | None = None) -> None:
+def contest(keep_best_after: float | int, rounds: int) -> int:
+    """After how many rounds only the best start goes on."""
+    if isinstance(keep_best_after, int):
+        return keep_best_after
+    return max(EARLIEST, int(keep_best_after * rounds))
+
+
+def check(k: int | None, n_init: int, init: Any, clients: int, keep_best_after: float | int = 1.0) -> None:
     """Refuse numbers that make no sense."""
     if n_init < 1:
         raise SettingError(f"n_init must be at least 1, not {n_init}.")
-    if keep_best_after is not None and keep_best_after < 1:
-        raise SettingError(f"keep_best_after must be at least 1 round, not {keep_best_after}.")
+    whole = isinstance(keep_best_after, int)
+    if isinstance(keep_best_after, bool) or not (keep_best_after >= 1 if whole else 0 < keep_best_after <= 1):
+        raise SettingError(
+            "keep_best_after must be a fraction of the rounds above 0 and up to 1.0, or a number of rounds, "
+            f"not {keep_best_after!r}."
+        )
     if isinstance(init, Components):
         if k is not None:
             raise SettingError("Components() finds the number of clusters: leave k out.")

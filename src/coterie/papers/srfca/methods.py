@@ -109,7 +109,9 @@ TEXT: dict[str, Method] = {
     "global": Method("Global, FedAvg", lambda p, s: Global(rounds=p.rounds)),
     "fedprox": Method("Global, FedProx", lambda p, s: Global(rounds=p.rounds), ("rate", "mu")),
     "ifca": Method("IFCA, one start", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=1)),
-    "ifca-5": Method("IFCA, best of 5", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=5)),
+    "ifca-5": Method(
+        "IFCA, best of 5", lambda p, s: IFCA(p.k, rounds=p.rounds, n_init=5, keep_best_after=1.0)
+    ),
     # the paper's own: IFCA from the components of ONE_SHOT, and k-means once at the end of local training
     "one-shot-ifca": Method("ONE_SHOT-IFCA", lambda p, s: _one_shot_ifca(p)),
     "local-kmeans": Method("Local-KMeans", lambda p, s: OneShotKMeans(p.k, rounds=0, alone=p.rounds)),
