@@ -105,6 +105,7 @@ def test_a_start_is_what_it_would_be_without_others_beside_it(seed, participatio
     rounds, starts, watch = 20, 3, Remember()
     data = population(seed, 6, scale=1.0)
     settings = {"k": K, "rounds": rounds, "settle": 2, "recheck": 3, "participation": participation}
+    settings |= {"keep_best_after": 1.0}
     several = ct.IFCA(init=Apart(), n_init=starts, **settings).fit(
         data.train, LEARNER, seed=seed, observers=[watch]
     )

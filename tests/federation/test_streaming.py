@@ -99,8 +99,9 @@ def test_where_everybody_is_asked_nothing_is_copied_on_the_host(shards, block):
 @settings(max_examples=60, deadline=None)
 def test_blocks_are_equal_in_size_and_everyone_is_new_once(asked, most):
     asked = np.array(asked)
-    x = np.zeros((len(asked), 2), np.float32)
-    bucket = Bucket(x, x[:, :0], np.ones(len(asked), int), 100 + np.arange(len(asked)))
+    clients = 100 + np.arange(len(asked))
+    x = np.stack([clients, clients], 1).astype(np.float32)  # what a client holds says whose it is
+    bucket = Bucket(x, x[:, :0], np.ones(len(asked), int), clients)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "BLOCK_BYTES", most * 8)
         blocks = list(streaming._blocks(bucket, asked))
@@ -108,7 +109,7 @@ def test_blocks_are_equal_in_size_and_everyone_is_new_once(asked, most):
     new = [client for block in blocks for client in block.clients[block.new]]
     assert new == (100 + np.flatnonzero(asked)).tolist()
     for block in blocks:
-        np.testing.assert_array_equal(block.clients, block.read().clients)
+        np.testing.assert_array_equal(block.read().x[:, 0], block.clients)
         assert set(block.clients) <= set(new)
         size = len(block.clients)
         assert (block.place < size).sum() == len(block.clients[block.new])

@@ -93,7 +93,8 @@ def _blocks(bucket: Bucket, asked: np.ndarray) -> Iterator[Block]:
         # the last block begins early enough to be as large; what is too few for one is filled up
         start = max(0, min(first, len(rows) - size))
         mine = rows[np.minimum(np.arange(start, start + size), len(rows) - 1)]
-        in_a_row = mine[-1] - mine[0] == size - 1  # a view, which is copied to the device and nowhere else
+        # a view, which is copied to the device and nowhere else
+        in_a_row = bool((np.diff(mine) == 1).all())
         new = slice(first - start, min(first + size, len(rows)) - start)
         yield Block(bucket, slice(mine[0], mine[-1] + 1) if in_a_row else mine, bucket.clients[mine], new)
 
