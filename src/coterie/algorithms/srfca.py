@@ -281,7 +281,7 @@ class SRFCA(KnownClusters[State]):
             if value is not None and value < least:
                 raise SettingError(f"{name} must be at least {least}, not {value}.")
         if self.trained is not None and self.resample:
-            raise SettingError("resample has clients train alone on parts of their examples: leave trained out.")
+            raise SettingError("resample has clients train alone again and again: leave trained out.")
         if self.radius is not None and self.radius <= 0:
             raise SettingError(f"radius must be positive, not {self.radius}.")
         if self.final_proximal and not self.final_rounds:
