@@ -8,7 +8,7 @@ draw that is not among the trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,10 +19,11 @@ from coterie.errors import ConfigError, LearnerError, SettingError
 from coterie.evaluate import metrics
 from coterie.federation.simulation import Simulation
 from coterie.papers.experiment import Arrays, Point
-from coterie.papers.seeds import SEPARATE
+from coterie.papers.seeds import SEPARATE, Claim, Seeds
 from coterie.papers.srfca.costs import cost
 from coterie.papers.srfca.methods import TEXT, Method, Problem
 from coterie.papers.srfca.populations import parted
+from coterie.papers.srfca.published import NAMES
 from coterie.papers.srfca.setups import Setup, clients, learner
 from coterie.papers.srfca.trial import Clients, drawn, served
 from coterie.papers.srfca.tuning import GRIDS, Grid, choose
@@ -124,6 +125,20 @@ def _problem(setup: Setup, made: Federated) -> Problem:
 
 def _settings(rate: float) -> dict[str, float]:
     return {"rate": rate, "pull": GRIDS["pull"].middle}
+
+
+def inside(data: str, setup: Setup, methods: Sequence[str]) -> Claim:
+    """Whether every step size that was chosen has others beside it that are worse."""
+    edges = _rates(setup)[0], _rates(setup)[-1]
+
+    def judge(*chosen: Seeds) -> tuple[str, bool | None]:
+        at = [METHODS[m].label for m, rate in zip(methods, chosen, strict=True) if rate[0] in edges]
+        return f"{', '.join(at) or 'none'} of {len(methods)} methods.", not at
+
+    said = (
+        f"{NAMES[data]}: (a rule of ours) no step size is chosen at the edge of what was tried; at the edge"
+    )
+    return Claim(said, [(f"{data} {method}", "rate") for method in methods], judge)
 
 
 def _rates(setup: Setup) -> tuple[float, ...]:

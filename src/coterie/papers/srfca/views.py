@@ -90,6 +90,14 @@ class OwnData(Table):
         """By data set, since the folder is that of other views, too."""
         return {data: asdict(setup) for data, setup in self.setups}
 
+    def table(self, results: Mapping[str, Arrays]) -> list[Row]:
+        rows = super().table(results)
+        if self.preset == "fair":
+            for entry, row in zip(self.entries(), rows, strict=True):
+                rates = self.over_seeds(results, entry.name, "rate")
+                row["step size"] = float(rates[0]) if len(rates) else None
+        return rows
+
     def claims(self) -> Sequence[Claim]:
         return [claim for data in self.of for claim in self.claims_of(data)]
 
@@ -115,7 +123,9 @@ class Accuracy(OwnData):
 
     def claims_of(self, data: str) -> Sequence[Claim]:
         if self.preset == "fair":
-            return statements.of_fair(data, [m for m in self.methods(data) if "srfca" not in m])
+            names = self.methods(data)
+            others = [name for name in names if "srfca" not in name]
+            return [*statements.of_fair(data, others), fair.inside(data, self.of[data], names)]
         return statements.of_accuracy(data)
 
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
@@ -188,11 +198,12 @@ class Costs(OwnData):
         return rows
 
     def overview(self, results: Mapping[str, Arrays]) -> list[Row]:
-        def shown(value: float | None) -> str | None:
-            return None if value is None else f"{value:,.0f}"
+        def shown(row: Row, what: str) -> str | None:
+            printed, value = row[f"{what}, by Table 1"], row[what]
+            return None if value is None else f"{value:,.0f}" + (f" ({printed})" if printed else "")
 
         return [
-            {column: shown(value) if column in COSTS else value for column, value in row.items()}
+            {"clients": row["clients"], "method": row["method"], **{what: shown(row, what) for what in COSTS}}
             for row in self.table(results)
         ]
 
