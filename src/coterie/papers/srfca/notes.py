@@ -30,8 +30,8 @@ READINGS = {
         "as the released code where that moves a number: inverted MNIST has raw pixels (0 to 255), 10 "
         "clients per cluster take part in a round of MNIST, and all with CIFAR-10, which has one REFINE and, "
         "rotated, 16 clients. The second cluster of CIFAR-10 by labels has the labels 4 and 5 only, as "
-        "labels are filtered twice there: 32 clients hold as many images each as the 16 of that code. λ of the row "
-        "that is so called is its own, in mean losses.",
+        "labels are filtered twice there: 32 clients hold as many images each as the 16 of that code. λ of "
+        "the row that is so called is its own, in mean losses.",
         "not repeated, since it is printed otherwise: 210 iterations in a REFINE of rotated MNIST.",
         "Local-KMeans as released makes every layer of a cluster's model of the head of one vector: a "
         "mistake, repeated since it explains the published numbers for MNIST. Other mistakes are not.",
@@ -39,7 +39,7 @@ READINGS = {
     "fair": fair.NOTES,
 }
 CIFAR = (
-    "CIFAR-10: clients take 24 steps between exchanges, where the released code averages gradients after "
+    "CIFAR-10: clients take 48 steps between exchanges, where the released code averages gradients after "
     "each; the text does not say how many. Momentum starts afresh after an exchange. ResNet-9 has group "
     "normalisation in the place of batch normalisation. All images are in both clusters of rotated CIFAR-10; "
     "by labels 32 clients of 4,375 images would hold every image twice, and have 2,187 or 2,188."

@@ -90,9 +90,9 @@ class Setup:
 
 MNIST = Setup(100, 2, 2, 280, 5, 50, "adam", 2e-4, 2, 0.15, width=200)
 FIRST, LAST = tuple(range(7)), tuple(range(3, 10))
-# 24 steps between exchanges: the text has FedAvg and does not say how many, and the released code exchanges
+# 48 steps between exchanges: the text has FedAvg and does not say how many, and the released code exchanges
 # after each, for which a client that tells its loss in each round would look at all images for every step
-CIFAR = Setup(32, 2, 2, 2400, 24, 100, "triangular", 0.5, 2, 0.0, 64, drawn=0.5, precision="bfloat16")
+CIFAR = Setup(32, 2, 2, 2400, 48, 100, "triangular", 0.5, 2, 0.0, 64, drawn=0.5, precision="bfloat16")
 TEXT: dict[str, Setup] = {
     "inverted-mnist": MNIST,
     "rotated-mnist": replace(
@@ -120,8 +120,24 @@ FEW = {"clients": 8, "precision": "float32", "decides": False}
 SMALL: dict[str, dict[str, Any]] = {
     "inverted-mnist": {"clients": 20, "most": 600, "precision": "float32"},
     "rotated-mnist": {"clients": 20, "most": 600, "precision": "float32"},
-    "rotated-cifar10": {**FEW, "iterations": 96, "batch": 20, "rate": 0.1, "width": 4, "most": 200},
-    "label-cifar10": {**FEW, "iterations": 96, "batch": 20, "rate": 0.1, "width": 4, "most": 200},
+    "rotated-cifar10": {
+        **FEW,
+        "iterations": 96,
+        "local": 24,
+        "batch": 20,
+        "rate": 0.1,
+        "width": 4,
+        "most": 200,
+    },
+    "label-cifar10": {
+        **FEW,
+        "iterations": 96,
+        "local": 24,
+        "batch": 20,
+        "rate": 0.1,
+        "width": 4,
+        "most": 200,
+    },
     "femnist": {**FEW, "k": 2, "iterations": 100, "batch": 20, "width": 64, "drawn": 4, "most": 128},
     "shakespeare": {**FEW, "k": 2, "iterations": 80, "local": 20, "width": 32, "drawn": 4, "most": 256},
 }

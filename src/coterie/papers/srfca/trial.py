@@ -32,6 +32,7 @@ from coterie.models import stacked
 from coterie.papers.experiment import Arrays
 from coterie.papers.srfca.costs import Cost, cost
 from coterie.papers.srfca.course import Stages
+from coterie.papers.srfca.published import STEPS
 from coterie.papers.srfca.setups import Setup, clients, learner
 
 MOST_REFINES = 2  # of which Table 5 has the accuracies
@@ -105,10 +106,10 @@ class Method(NamedTuple):
     compares: bool = False  # whether it looks at the losses under all models
 
 
-def _srfca(s: Setup, before: Alone, threshold: float | str = "auto") -> SRFCA:
+def _srfca(s: Setup, before: Alone, threshold: float | str = "auto", refines: int = MOST_REFINES) -> SRFCA:
     return SRFCA(
         rounds=s.rounds,
-        refines=max(s.refines, MOST_REFINES),
+        refines=max(s.refines, refines),
         trim=s.trim,
         threshold=threshold,
         distance=Known(before.losses),
@@ -119,7 +120,7 @@ def _srfca(s: Setup, before: Alone, threshold: float | str = "auto") -> SRFCA:
 
 def _released(s: Setup, before: Alone) -> SRFCA:
     assert s.released is not None
-    return _srfca(s, before, s.released)
+    return _srfca(s, before, s.released, refines=1)
 
 
 def _one_shot_ifca(s: Setup, before: Alone) -> IFCA:
@@ -206,9 +207,8 @@ def _course(setup: Setup, after: list[Clustering], found: Clustering, before: Al
     return {
         "accuracy": steps[setup.refines - 1],
         "clusters": np.array(after[setup.refines - 1].k),
-        "after ONE_SHOT": served(before.found, here),
-        "after 1st REFINE": steps[0],
-        "after 2nd REFINE": steps[1],
+        STEPS[0]: served(before.found, here),
+        **dict(zip(STEPS[1:], steps, strict=False)),
         "threshold": np.array(shot["threshold"]),
         "gap": np.array(shot["gap"] is not None),
         "distances": distances.astype(np.float32),

@@ -126,7 +126,7 @@ class Accuracy(OwnData):
             names = self.methods(data)
             others = [name for name in names if "srfca" not in name]
             return [*statements.of_fair(data, others), fair.inside(data, self.of[data], names)]
-        return statements.of_accuracy(data)
+        return statements.of_accuracy(data, self.scale == "paper")
 
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
         from coterie.papers.srfca.drawings import of_methods
