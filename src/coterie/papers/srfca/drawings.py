@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from coterie.papers.experiment import Arrays
 from coterie.papers.pictures import at_scale, titled
@@ -34,8 +34,8 @@ def of_methods(view: OwnData, results: Mapping[str, Arrays], title: str) -> Figu
     most, across = max(map(len, entries.values())), 2
     down = -(-len(entries) // across)
     facts = [
-        f"each seed (dots), their mean (line){at_scale(view.scale)}",
-        "hollow: as published, mean ± standard deviation",
+        f"dots: each seed; line: their mean{at_scale(view.scale)}",
+        "hollow: as published" + (", mean ± standard deviation" if view.percent else ""),
     ]
     figure = titled(title, facts, (10.4, 0.9 + (0.75 + 0.25 * most) * down))
     panels = figure.subplots(down, across, squeeze=False).flat
@@ -51,7 +51,7 @@ def of_methods(view: OwnData, results: Mapping[str, Arrays], title: str) -> Figu
             _published(axes, entry.published, row, 100 if view.percent else 1)
         _rows(axes, [str(entry.values["method"]) for entry in rows], NAMES[data])
         if view.percent:
-            axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     return figure
 
@@ -87,7 +87,7 @@ def of_steps(view: OwnData, results: Mapping[str, Arrays]) -> Figure:
         axes.plot(places, paper, "D--", color=INK, mfc="white", ms=4.5, lw=1)
         axes.set_xticks(places, [SHORT[step] for step in STEPS], fontsize=8)
         axes.set_xlim(-0.3, len(STEPS) - 0.7)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.grid(axis="y")
         axes.tick_params(length=0)
@@ -98,7 +98,7 @@ def of_steps(view: OwnData, results: Mapping[str, Arrays]) -> Figure:
 def of_costs(view: Costs, results: Mapping[str, Arrays]) -> Figure:
     """What methods take, a row for each, on a scale of powers of ten; a mark for each data set."""
     names = list(dict.fromkeys(method for _, method in view.of_each()))
-    facts = [f"counted by the history of each run, mean over seeds{at_scale(view.scale)}; none is not shown"]
+    facts = [f"as counted in each run, mean over seeds{at_scale(view.scale)}; 0 is not shown"]
     figure = titled("What each method takes", facts, (10.4, 1.5 + 0.32 * len(names)))
     panels = figure.subplots(1, len(COSTS), sharey=True)
     marks = "os^D"
@@ -111,6 +111,9 @@ def of_costs(view: Costs, results: Mapping[str, Arrays]) -> Figure:
                     height = row + 0.14 * (place - (len(view.of) - 1) / 2)
                     axes.plot(values.mean(), height, marks[place], color=PALETTE[place], ms=5, mew=0)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(COUNTED[what])
         _rows(axes, [view.label(name) for name in names], "")
     keys = [

@@ -94,7 +94,7 @@ def compute(point: Point, setup: Setup, seed: int, known: Mapping[str, Arrays]) 
         "steps": np.array(costs.steps_taken),
         "passes": np.array(costs.forward),
     }
-    if here.of.truth is not None and not method.alone:
+    if here.of.truth is not None and name not in ("local", "global"):
         wrong = metrics.misclustering(found.assignment, here.of.truth)
         results |= {"misclustering": np.array(wrong), "collapsed": np.array(wrong > 0)}
     return results

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from coterie.papers.srfca import fair
 from coterie.papers.srfca.published import NAMES, REAL
-from coterie.papers.srfca.setups import Setup
+from coterie.papers.srfca.setups import TEXT, Setup
 
 READINGS = {
     "text": (
@@ -53,10 +53,22 @@ PEOPLE = (
 )
 
 
-def notes(preset: str, setups: Mapping[str, Setup]) -> list[str]:
+def notes(preset: str, scale: str, setups: Mapping[str, Setup]) -> list[str]:
     """For these data sets."""
     found = list(READINGS[preset])
+    if scale != "paper":
+        sizes = [_size(data, setup) for data, setup in setups.items()]
+        found.append(f"smaller than in the paper, whose numbers stand beside these: {'; '.join(sizes)}.")
     found += [CIFAR] if any(data.endswith("cifar10") for data in setups) else []
     found += [PEOPLE] if any(data in REAL for data in setups) else []
     short = [NAMES[data] for data, setup in setups.items() if not setup.decides]
     return [*found, *([f"too little training to decide anything: {', '.join(short)}."] if short else [])]
+
+
+def _size(data: str, setup: Setup) -> str:
+    whole = TEXT[data]
+    examples = f" of {setup.most} examples at most" if setup.most != whole.most else ""
+    return (
+        f"{NAMES[data]}, {setup.clients} clients{examples} (there {whole.clients}), {setup.iterations} "
+        f"iterations (there {whole.iterations})"
+    )

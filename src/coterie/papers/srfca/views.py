@@ -112,7 +112,7 @@ class OwnData(Table):
         return found if enough else Finding(found.paper, found.found, None)
 
     def notes(self) -> list[str]:
-        return notes.notes(self.preset, self.of)
+        return notes.notes(self.preset, self.scale, self.of)
 
 
 class Accuracy(OwnData):
