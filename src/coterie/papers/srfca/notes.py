@@ -31,7 +31,8 @@ READINGS = {
         "clients per cluster take part in a round of MNIST, and all with CIFAR-10, which has one REFINE and, "
         "rotated, 16 clients. The second cluster of CIFAR-10 by labels has the labels 4 and 5 only, as "
         "labels are filtered twice there: 32 clients hold as many images each as the 16 of that code. λ of "
-        "the row that is so called is its own, in mean losses.",
+        "the row that is so called is its own, in mean losses; where no two clients are so near, all stay "
+        "with the models that they trained alone.",
         "not repeated, since it is printed otherwise: 210 iterations in a REFINE of rotated MNIST.",
         "Local-KMeans as released makes every layer of a cluster's model of the head of one vector: a "
         "mistake, repeated since it explains the published numbers for MNIST. Other mistakes are not.",

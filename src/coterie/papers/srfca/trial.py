@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
 from coterie import keys
-from coterie.algorithms import CFL, IFCA, SRFCA, FedSoft, Global, Local, OneShotKMeans
+from coterie.algorithms import CFL, IFCA, SRFCA, FedSoft, Global, Local, OneShotKMeans, threshold
 from coterie.algorithms.distances import CrossLoss
 from coterie.algorithms.lockstep import in_step
 from coterie.algorithms.records import Count
@@ -106,12 +106,12 @@ class Method(NamedTuple):
     compares: bool = False  # whether it looks at the losses under all models
 
 
-def _srfca(s: Setup, before: Alone, threshold: float | str = "auto", refines: int = MOST_REFINES) -> SRFCA:
+def _srfca(s: Setup, before: Alone, cut: float | str = "auto", refines: int = MOST_REFINES) -> SRFCA:
     return SRFCA(
         rounds=s.rounds,
         refines=max(s.refines, refines),
         trim=s.trim,
-        threshold=threshold,
+        threshold=cut,
         distance=Known(before.losses),
         trained=before.found.models,
         participation=s.taking_part(s.k),
@@ -164,15 +164,14 @@ def trial(data: str, setup: Setup, name: str, seed: int) -> Arrays:
     """What a method comes to with one seed."""
     method, here, stages = METHODS[name], drawn(data, setup, seed), Stages()
     before = alone(data, setup, seed) if method.after_local or name == "local" else None
-    if before is not None and name == "local":
-        found, costs = before.found, [before.trained]
+    costs = [] if before is None else [before.trained, *([before.compared] if method.compares else [])]
+    if before is not None and (name == "local" or _nobody_is_near(setup, name, before)):
+        found = before.found
     else:
         knows = learner(data, setup, setup.rate_of(name), setup.local)
         algorithm = method.make(setup) if before is None else method.make(setup, before)
         found = algorithm.fit(here.train, knows, seed=seed, observers=[stages])
-        costs = [cost(found, setup.local)]
-        if before is not None:
-            costs += [before.trained, *([before.compared] if method.compares else [])]
+        costs.append(cost(found, setup.local))
     if name == "local-kmeans-head":
         found = from_the_head(found)
     results = {
@@ -189,6 +188,14 @@ def trial(data: str, setup: Setup, name: str, seed: int) -> Arrays:
         wrong = metrics.misclustering(found.assignment, truth)
         results |= {"misclustering": np.array(wrong), "collapsed": np.array(wrong > 0)}
     return results
+
+
+def _nobody_is_near(setup: Setup, name: str, before: Alone) -> bool:
+    """Whether no two clients are within the released λ: there is no cluster to refine, and all stay alone."""
+    if name != "srfca-released" or not isinstance(setup.released, float):
+        return False
+    pairs = threshold.of_pairs(CrossLoss().between_clients(before.losses))
+    return bool(pairs.min() > setup.released)
 
 
 def _course(setup: Setup, after: list[Clustering], found: Clustering, before: Alone, here: Clients) -> Arrays:
