@@ -253,6 +253,17 @@ def test_settings_are_chosen_first_and_on_training_examples(files, tmp_path, mon
     assert not held_out & {x.tobytes() for xs, _ in shown.train.shards for x in xs}
 
 
+@pytest.mark.parametrize("rounds", [6, 50, 56, 200, 1000])
+def test_five_starts_take_no_more_than_one(rounds):
+    few = fair.rounds_of_starts(rounds)
+
+    def taken(rounds):
+        contest = ct.IFCA(2, rounds=rounds).contest
+        return 5 * min(contest, rounds) + max(0, rounds - contest)
+
+    assert taken(few) <= rounds < taken(few + 1)
+
+
 # -- what is said --------------------------------------------------------------------------------------------
 
 
