@@ -134,6 +134,8 @@ def test_trained_once_and_seen_at_every_step(files, monkeypatch):
     assert ours["accuracy"] == ours["after 2nd REFINE"]
     one = replace(small, refines=1)
     assert trial.trial(name, one, "srfca", 0)["accuracy"] == ours["after 1st REFINE"]
+    nobody = trial.trial(name, replace(small, released=1e-9), "srfca-released", 0)
+    assert nobody["accuracy"] == local["accuracy"] and nobody["clusters"] == small.clients
     m = small.clients
     assert local["steps"] == found["local-kmeans"]["steps"] == m * small.iterations
     # those of clients trained alone come on top of REFINEs
