@@ -9,7 +9,7 @@ from support.references import local_update, loss
 
 import coterie as ct
 from coterie import keys
-from coterie.errors import LearnerError
+from coterie.errors import LearnerError, SettingError
 from coterie.flower import FlowerFederation, wire
 from coterie.models import stacked
 
@@ -187,3 +187,37 @@ def test_who_misses_it_twice_is_left_out_and_its_reason_told():
     assert len(asks) == 2 and asks[1] == [3]  # and not a third time
     assert [r.missing for r in found.history] == [{"busy.": ("2",)}] * ROUNDS
     assert all(r.answered == CLIENTS - 1 for r in found.history)
+
+
+GO_ON = {
+    "SR-FCA": lambda **trained: ct.SRFCA(rounds=ROUNDS, threshold="50%", **trained),
+    "k-means": lambda **trained: ct.OneShotKMeans(2, alone=ROUNDS, rounds=0, **trained),
+    "IFCA": lambda **trained: ct.IFCA(
+        rounds=ROUNDS, init=ct.Components(ROUNDS, threshold="50%", **trained), average="models"
+    ),
+}
+
+
+@pytest.mark.parametrize("made", GO_ON.values(), ids=GO_ON)
+def test_others_go_on_from_its_models(made):
+    models = fitted()[0].models
+    alone = made().fit(DATA.train, LEARNER, seed=0)
+    further = made(trained=models).fit(DATA.train, LEARNER, seed=0)
+    assert further.assignment.tolist() == alone.assignment.tolist()
+    np.testing.assert_allclose(
+        stacked.to_matrix(further.models), stacked.to_matrix(alone.models), rtol=1e-4, atol=1e-5
+    )
+    spared = alone.history.total("updates") - further.history.total("updates")
+    assert spared == CLIENTS * ROUNDS
+
+
+@pytest.mark.parametrize("made", GO_ON.values(), ids=GO_ON)
+def test_models_of_other_clients_are_refused(made):
+    models = stacked.take(fitted()[0].models, np.arange(CLIENTS - 1))
+    with pytest.raises(SettingError, match="trained holds models of 5 clients, and there are 6"):
+        made(trained=models).fit(DATA.train, LEARNER)
+
+
+def test_parts_of_examples_need_training_anew():
+    with pytest.raises(SettingError, match="leave trained out"):
+        ct.SRFCA(resample=True, trained=fitted()[0].models).fit(DATA.train, LEARNER)

@@ -327,6 +327,7 @@ def test_clients_of_a_cluster_that_has_become_too_small_join_the_nearest(exact):
     assert first.tolist() == [-1] * 2 + [0] * 8 + [1] * 4  # they wait for the next REFINE
     assert last.tolist() == [0] * 10 + [1] * 4
     assert "2 clients were in clusters of fewer than 3." in found.history.events[1].text
+    assert found.history.events[1].details["nearest"] == {"0": 0, "1": 0}  # if it were the last: see below
 
 
 def test_in_the_last_refine_clients_of_a_cluster_that_is_too_small_join_the_nearest_at_once():

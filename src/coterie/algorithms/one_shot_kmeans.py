@@ -39,6 +39,9 @@ class OneShotKMeans(KnownClusters[State]):
     rounds
         Of federated averaging afterwards. With 0 the models are the means of the clients' own: Local-KMeans
         of the SR-FCA paper, which has a single exchange at the end of training.
+    trained
+        The models that clients have trained before, (clients, ...), such as those that `Local` found: they
+        train alone no more.
     most
         The largest number of clusters that is tried.
     weight, average, normalise, aggregate
@@ -49,6 +52,7 @@ class OneShotKMeans(KnownClusters[State]):
 
     k: int | None = None
     alone: int = dataclasses.field(default=20, kw_only=True)
+    trained: PyTree = dataclasses.field(default=None, kw_only=True, compare=False)
     most: int = dataclasses.field(default=10, kw_only=True)
     weight: Weight = dataclasses.field(default="clients", kw_only=True)
     average: Send = dataclasses.field(default="models", kw_only=True)
@@ -70,7 +74,7 @@ class OneShotKMeans(KnownClusters[State]):
         if done > 0:
             return Pause(state, 0)
         numbers = range(2, self.most + 1) if self.k is None else [self.k]
-        found = yield from OneShot(self.alone).grouped(server, server.start_key(0), numbers)
+        found = yield from OneShot(self.alone, self.trained).grouped(server, server.start_key(0), numbers)
         text = f"k-means on the models that clients trained alone: {count(found.k, 'cluster')}"
         if found.silhouettes:
             best, tried = found.silhouettes[found.k], max(found.silhouettes)

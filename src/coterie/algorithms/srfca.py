@@ -25,7 +25,7 @@ from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.errors import SettingError, diverged
 from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
-from coterie.initialise.alone import trained_alone
+from coterie.initialise.alone import trained_alone, trained_before
 from coterie.initialise.one_shot import mean_models
 from coterie.initialise.random import fresh_models
 from coterie.learn.learner import Learner
@@ -73,6 +73,9 @@ class SRFCA(KnownClusters[State]):
     init_steps
         T, for how many steps clients train alone; as many as in the rounds of a REFINE, when not given. It is
         rounded up to whole local updates, which count for one step each where they last for epochs.
+    trained
+        The models w_{i,T} that clients have trained before, (clients, ...), such as those that `Local` found:
+        ONE_SHOT begins with them, and nobody trains alone again.
     warm
         Whether a cluster's training goes on from the models that were merged to it (at first, from the mean
         of its clients' models). When not, it starts from w_0, as clients did: that is how it is printed.
@@ -99,6 +102,7 @@ class SRFCA(KnownClusters[State]):
     trim: float = 0.1
     distance: Any = "cross_loss"
     init_steps: int | None = None
+    trained: PyTree = dataclasses.field(default=None, compare=False)
     warm: bool = False
     average: Send = "models"
     weight: Weight = "clients"
@@ -149,6 +153,7 @@ class SRFCA(KnownClusters[State]):
             self.min_size,
             self.distance,
             part,
+            self.trained,
         )
         k = found.k
         start = jax.tree.map(lambda a: jnp.broadcast_to(a[0], (k, *a.shape[1:])), state.first)
@@ -184,10 +189,11 @@ class SRFCA(KnownClusters[State]):
         home = graph.merged(apart, now, cut, self.min_size)
         labels = _or_none(home, now)
         lost = labels < 0
+        # in the end nobody is left without a model: the clusters that are too small join those that are not
+        far = np.where(home >= 0, distances, np.nan)
+        joined = np.where(lost, _or_none(home, graph.reclustered(far, np.full_like(before, -1))), labels)
         if number == self.refines:
-            # nobody is left without a model: the clusters that are too small join those that are not
-            far = np.where(home >= 0, distances, np.nan)
-            labels = np.where(lost, _or_none(home, graph.reclustered(far, np.full_like(before, -1))), labels)
+            labels = joined
         k = int(home.max()) + 1
         kept = np.flatnonzero(home >= 0)
         after = dataclasses.replace(
@@ -198,7 +204,10 @@ class SRFCA(KnownClusters[State]):
         )
         text = _refined_text(number, before, now, home, labels, lost, self.min_size)
         plain = [[float(d) if np.isfinite(d) else None for d in row] for row in apart]
-        return after, Note("refine", text, {"apart": plain, "merged": home.tolist()})
+        details: dict[str, Any] = {"apart": plain, "merged": home.tolist()}
+        if lost.any():
+            details["nearest"] = {str(i): int(joined[i]) for i in np.flatnonzero(lost)}
+        return after, Note("refine", text, details)
 
     def _alone(self, learner: Learner) -> int:
         """For how many local updates clients train alone."""
@@ -271,6 +280,8 @@ class SRFCA(KnownClusters[State]):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingError(f"{name} must be at least {least}, not {value}.")
+        if self.trained is not None and self.resample:
+            raise SettingError("resample has clients train alone again and again: leave trained out.")
         if self.radius is not None and self.radius <= 0:
             raise SettingError(f"radius must be positive, not {self.radius}.")
         if self.final_proximal and not self.final_rounds:
@@ -310,11 +321,12 @@ def one_shot(
     min_size: int,
     distance: Any,
     part: Part = None,
+    trained: PyTree = None,
 ) -> Exchange[OneShotClusters]:
     """ONE_SHOT(lambda, t): clients whose models, each trained alone from w_0, are near each other."""
     metric = distance_of(distance)
     # send w_0 to client i, receive w_{i,T}
-    models, there, _ = yield from trained_alone(w0, rounds, key, part=part)
+    models, there = yield from trained_before(server, trained, w0, rounds, key, part)
     # an edge (i, j) where dist(w_{i,T}, w_{j,T}) <= lambda
     own = yield from metric.measure(models, there, part)
     distances = metric.between_clients(own)

@@ -36,8 +36,8 @@ def reproduce(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="After the paper's text, or after the authors' released code: text or authors.  "
-            "[default: text; with --all both]"
+            help="After the paper's text, after the authors' released code, or with equal budgets and all "
+            "tuned alike: text, authors or fair.  [default: text; with --all each]"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Everything random.")] = 0,
@@ -97,7 +97,7 @@ def _everything(
 ) -> None:
     """Say what is missing and how long it takes, then compute it, whatever becomes of the one before."""
     from coterie import papers
-    from coterie.papers.everything import default_folder, duration, tasks
+    from coterie.papers.everything import default_folder, duration, outcome, tasks
 
     todo = tasks(scale, preset, seed, out)
     table = Table(title=f"Missing at scale {scale}", title_justify="left", box=SIMPLE_HEAD)
@@ -116,7 +116,7 @@ def _everything(
     finished, failed = [], []
     for task in todo:
         folder = default_folder(task.name, task.scale, task.preset, seed, out)
-        if not task.missing and (folder / "results.json").exists():
+        if not task.missing and (outcome(task.name, folder) / "results.json").exists():
             continue
         try:
             papers.reproduce(task.name, task.scale, task.preset, seed, folder, progress)

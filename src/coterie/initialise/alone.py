@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from coterie.errors import diverged
-from coterie.federation.exchange import Exchange
+from coterie.errors import SettingError, diverged
+from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Ask
 from coterie.learn.shard import Part
 from coterie.learn.tasks import TrainAlone
@@ -40,3 +40,21 @@ def trained_alone(
     if answered.any() and not sound.any() and least != 0:
         raise diverged("where clients trained alone")
     return answers.value, sound, np.array(answers.report.loss)
+
+
+def trained_before(
+    server: Server, models: PyTree, start: PyTree, rounds: int, key: Key[Array, ""], part: Part = None
+) -> Exchange[tuple[PyTree, Bool[np.ndarray, " clients"]]]:
+    """The models that clients have trained alone, if they are given; else they train now, from `start`.
+
+    Returns the models, and whose are numbers.
+    """
+    if models is None:
+        models, sound, _ = yield from trained_alone(start, rounds, key, part=part)
+        return models, sound
+    if stacked.count(models) != server.clients:
+        raise SettingError(
+            f"trained holds models of {stacked.count(models)} clients, and there are {server.clients}: give "
+            "one for each, such as the models that Local found for them."
+        )
+    return models, np.isfinite(np.asarray(jnp.square(stacked.to_matrix(models)).sum(axis=1)))

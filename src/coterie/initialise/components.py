@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Array, Key, PyTree
@@ -23,14 +23,15 @@ class Components:
     ----------
     rounds
         For how many rounds of its local update a client trains alone.
-    threshold, min_size, distance
-        lambda, t and dist: see `SRFCA`.
+    threshold, min_size, distance, trained
+        lambda, t, dist, and models that clients have trained before: see `SRFCA`.
     """
 
     rounds: int = 20
     threshold: float | str = "auto"
     min_size: int = 2
     distance: Any = "cross_loss"
+    trained: PyTree = field(default=None, compare=False)
 
     def __call__(self, server: Server, key: Key[Array, ""], k: int | None) -> Exchange[PyTree]:
         from coterie.algorithms.srfca import one_shot  # which has initialisers of its own
@@ -41,6 +42,13 @@ class Components:
             raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
         w0, own = fresh_model(server, key), keys.numbered(key, 1)[0]
         found = yield from one_shot(
-            server, w0, self.rounds, own, self.threshold, self.min_size, self.distance
+            server,
+            w0,
+            self.rounds,
+            own,
+            self.threshold,
+            self.min_size,
+            self.distance,
+            trained=self.trained,
         )
         return found.means()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from coterie import keys
 from coterie.errors import FederationError, SettingError
 from coterie.federation.exchange import Exchange, Server
-from coterie.initialise.alone import trained_alone
+from coterie.initialise.alone import trained_before
 from coterie.initialise.random import fresh_model
 from coterie.models import stacked
 
@@ -26,11 +26,15 @@ class OneShot:
     ----------
     rounds
         For how many rounds of its local update a client trains alone.
+    trained
+        The models that clients have trained before, (clients, ...), such as those that `Local` found: they
+        train no more.
 
     It takes one exchange, in which every client sends its model. `Components` finds k by itself.
     """
 
     rounds: int = 20
+    trained: PyTree = field(default=None, compare=False)
 
     def __call__(self, server: Server, key: Key[Array, ""], k: int) -> Exchange[PyTree]:
         groups = yield from self.grouped(server, key, [k])
@@ -41,7 +45,8 @@ class OneShot:
         if self.rounds < 1:
             raise SettingError(f"rounds must be at least 1, not {self.rounds}.")
         own = keys.numbered(key, 1)[0]
-        models, answered, _ = yield from trained_alone(fresh_model(server, key), self.rounds, own)
+        start = fresh_model(server, key)
+        models, answered = yield from trained_before(server, self.trained, start, self.rounds, own)
         here, k = np.flatnonzero(answered), numbers[0]
         if len(here) < k:
             raise FederationError(f"{len(here)} clients answered, but k={k} groups need as many of them.")

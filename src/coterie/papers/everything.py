@@ -47,13 +47,16 @@ def tasks(scale: str, preset: str | None, seed: int, out: str | Path | None) -> 
     size.
     """
     found = []
+    promised: set[Path] = set()  # that experiments before it compute, and keep where it finds them
     for figure, of_scale, reading in _readings(scale, preset):
         folder = ResultFolder(default_folder(figure.name, of_scale, reading, seed, out))
         points = figures.find(figure.name, of_scale, reading).points()
         files = [folder.file(point) for point in points]
         there = [folder.kept(p) for p, file in zip(points, files, strict=True) if file.exists()]
-        missing = len(points) - len(there)
+        missing = len({file for file in files if not file.exists()} - promised)
+        promised |= {*files}
         seconds, device = measured(figure.name, of_scale, reading)
+        seconds = None if seconds is None else seconds * missing / len(points)
         if there:
             each = sum(kept[1]["seconds"] for kept in there if kept is not None) / len(there)
             seconds, device = each * missing, here()
@@ -72,9 +75,15 @@ def _readings(scale: str, preset: str | None) -> Iterator[tuple[Figure, str, str
 def default_folder(
     name: str, scale: str, preset: str, seed: int, out: str | Path | None = None, trials: int | None = None
 ) -> Path:
-    """The folder of an experiment, in `out` or in `runs`."""
-    parts = [name.replace("/", "-"), scale, preset, str(seed), *([] if trials is None else [f"x{trials}"])]
+    """The folder of an experiment's points, in `out` or in `runs`."""
+    kept = figures.figure_of(name).shared or name
+    parts = [kept.replace("/", "-"), scale, preset, str(seed), *([] if trials is None else [f"x{trials}"])]
     return Path(out or "runs") / "-".join(parts)
+
+
+def outcome(name: str, folder: Path) -> Path:
+    """Where in the folder of its points an experiment has its figure, its table and its results."""
+    return folder / name.rpartition("/")[2] if figures.figure_of(name).shared else folder
 
 
 def here() -> str:

@@ -21,6 +21,7 @@ SCALES: dict[str, str] = {
 PRESETS: dict[str, str] = {
     "text": "as the paper's text says",
     "authors": "as the authors' released code does",
+    "fair": "equal budgets, every method tuned alike on validation data",
 }
 
 Arrays = dict[str, np.ndarray]
@@ -102,10 +103,15 @@ class Experiment(ABC):
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table of a paper, at any scale and in any reading."""
+    """A figure or table of a paper, at any scale and in any reading.
+
+    Several of them may show the same points: those that name one folder keep them there together, each point
+    once, and what each of them makes of the points in a folder of its own within that.
+    """
 
     name: str  # such as ifca/fig2a
     title: str  # one line
     make: Callable[[Scale, str], Experiment]  # given the scale and the preset
-    presets: tuple[str, ...] = tuple(PRESETS)
+    presets: tuple[str, ...] = ("text", "authors")
     scales: tuple[str, ...] = tuple(SCALES)
+    shared: str | None = None  # the name of the folder, where other figures keep their points there, too

@@ -3,7 +3,8 @@
 settings.json           everything that decides the results; a folder belongs to them
 points/NAME.safetensors what a point gave, with its provenance
 batch.json              how clients were batched, so that a continued experiment computes exactly the same
-figure.png, figure.svg, table.csv, table.md, results.json      the outcome
+figure.png, figure.svg, table.csv, table.md, results.json      the outcome; in a folder of the name of each
+                        figure where several share the points
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ class ResultFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def claim(self, settings: dict[str, Any]) -> None:
-        """Make the folder that of these settings, or say whose it is."""
+    def claim(self, settings: dict[str, Any], shared: bool = False) -> None:
+        """Make the folder that of these settings, or say whose it is.
+
+        Where figures share it, each has settings for what it shows: what two of them have must be the same.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is not a folder: choose another --out.")
         wanted = json.loads(json.dumps(settings))  # JSON has no tuples
@@ -41,12 +45,16 @@ class ResultFolder:
         known = storage.read_json(file)
         if not isinstance(known, dict):
             raise RunFolderError(f"{file} is damaged: choose another --out.")
+        if shared:
+            wanted, known = {**known, **wanted}, {**wanted, **known}
         for name in sorted({*wanted, *known}):
             if wanted.get(name) != known.get(name):
                 raise RunFolderError(
                     f"{self.path} holds results of other settings: {name} is {_shown(known.get(name))} there "
                     f"and {_shown(wanted.get(name))} here; choose another --out."
                 )
+        if shared:
+            storage.write_json(file, wanted)
 
     def file(self, point: Point) -> Path:
         return self.path / POINTS / f"{point.name.replace(' ', '-')}.safetensors"

@@ -15,7 +15,7 @@ from typing import Any
 from coterie import storage
 from coterie.errors import ConfigError
 from coterie.federation import tuning
-from coterie.papers.everything import default_folder
+from coterie.papers.everything import default_folder, outcome
 from coterie.papers.experiment import Arrays, Experiment, Point, Row
 from coterie.papers.figures import figure_of, find
 from coterie.papers.folder import BATCH, ResultFolder
@@ -45,12 +45,13 @@ def reproduce(
     scale
         `"smoke"`, `"small"` or `"paper"`: how large.
     preset
-        `"text"` or `"authors"`: after the paper's text or after the authors' released code.
+        `"text"`, `"authors"` or `"fair"`: after the paper's text, after the authors' released code, or with
+        equal budgets and settings that are all chosen alike. `Figure.presets` has those there are.
     seed
         Everything random.
     out
         The folder; `runs/NAME-SCALE-PRESET-SEED` when not given. Points that it holds are not computed
-        again.
+        again. Figures that share their points have one folder, and in it one of its own each.
     progress
         `progress(name, steps)` gives a context in which steps are shown.
     trials
@@ -101,11 +102,12 @@ def _write(
         "table": experiment.table(results),
         "points": how,
     }
-    storage.write_json(folder.path / "results.json", content)
-    storage.write_text(folder.path / "table.csv", as_csv(content["table"]))
-    storage.write_text(folder.path / "table.md", as_markdown(content))
-    _write_pictures(folder.path, experiment, results)
-    return {"folder": str(folder.path), **content}
+    path = outcome(name, folder.path)
+    storage.write_json(path / "results.json", content)
+    storage.write_text(path / "table.csv", as_csv(content["table"]))
+    storage.write_text(path / "table.md", as_markdown(content))
+    _write_pictures(path, experiment, results)
+    return {"folder": str(path), **content}
 
 
 def compute(
@@ -124,9 +126,15 @@ def compute(
     experiment = find(name, scale, preset, trials)
     points, steps = _chosen(experiment, name, only), experiment.steps
     folder = _folder(name, scale, preset, seed, out, trials)
-    folder.claim({"name": name, "seed": seed, **experiment.settings()})
+    shared = figure_of(name).shared
+    own = {"scale": scale, "preset": preset} if shared else {}
+    folder.claim({"name": shared or name, "seed": seed, **own, **experiment.settings()}, bool(shared))
     shown = progress(name, steps * len(points)) if progress else nullcontext(lambda done, said: None)
-    known: dict[str, Arrays] = {}
+    # what is not to be computed now may be there from before
+    others = [point for point in experiment.points() if point not in points]
+    known: dict[str, Arrays] = {
+        point.name: kept[0] for point in others if (kept := folder.kept(point)) is not None
+    }
     with tuning.remembered_in(folder.path / BATCH), shown as show:
         for number, point in enumerate(points):
             kept = folder.kept(point)

@@ -40,11 +40,14 @@ class Entry:
         What it is a number of, by name: the first columns of its row, and what its points are told.
     published
         The paper's number, in the unit of the measure.
+    result
+        Which result of its points it is; the measure when not given. Entries of one name share their points.
     """
 
     name: str
     values: Mapping[str, Any]
     published: Published | None = None
+    result: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,14 @@ class Table(Experiment):
 
     def points(self) -> list[Point]:
         return [
-            Point(_named(entry.name, trial), {**entry.values, "trial": trial})
+            Point(_named(name, trial), {**values, "trial": trial})
             for trial in range(self.trials)
-            for entry in self.entries()
+            for name, values in self.computed().items()
         ]
+
+    def computed(self) -> dict[str, Mapping[str, Any]]:
+        """The names of the points of each seed, and what they are told."""
+        return {entry.name: entry.values for entry in self.entries()}
 
     @property
     def steps(self) -> int:
@@ -147,7 +154,7 @@ class Table(Experiment):
         scale, unit = (100, " (%)") if self.percent else (1, "")
         rows = []
         for entry in self.entries():
-            values, paper = self.over_seeds(results, entry.name), entry.published
+            values, paper = self.over_seeds(results, entry.name, entry.result), entry.published
             there, collapsed = self._seeds(results, entry.name), None
             if there and "collapsed" in results[_named(entry.name, there[0])]:
                 collapsed = int(self.over_seeds(results, entry.name, "collapsed").sum())
@@ -174,7 +181,7 @@ class Table(Experiment):
             rows.append(
                 {
                     **entry.values,
-                    self.measure: self.shown(self.over_seeds(results, entry.name)),
+                    self.measure: self.shown(self.over_seeds(results, entry.name, entry.result)),
                     "published": said,
                     "collapsed": None if collapsed is None else f"{collapsed} of {row['seeds']}",
                 }

@@ -29,6 +29,7 @@ def _sgd(rate: float) -> Callable[[Settings, int], LocalUpdate]:
 
 
 def _drawn(problem: Problem, clusters: int) -> dict[str, Any]:
+    assert problem.truth is not None
     return {"rounds": problem.rounds, "participation": min(PER_CLUSTER * clusters, len(problem.truth))}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coterie.algorithms import Local
 from coterie.clustering.result import Clustering
 from coterie.data.federated import Federated
 from coterie.errors import LearnerError, SettingError
@@ -23,7 +24,7 @@ from coterie.papers.experiment import Arrays, Experiment, Finding, Point, Row
 from coterie.papers.srfca import claims, tables
 from coterie.papers.srfca.authors import METHODS
 from coterie.papers.srfca.costs import cost
-from coterie.papers.srfca.course import course
+from coterie.papers.srfca.course import Stages, course
 from coterie.papers.srfca.methods import Method, Problem
 from coterie.papers.srfca.populations import POPULATIONS, parted
 from coterie.papers.srfca.tuning import GRIDS, Settings, Tried, search
@@ -110,10 +111,11 @@ class Compared(Experiment):
         data = drawn(self, population, seed)
         assert data.test is not None and data.truth is not None
         learner = self.learner(population, method, settings)
-        algorithm = self.algorithm(population, method, settings, data)
+        algorithm, stages = self.algorithm(population, method, settings, data), Stages()
 
         def fit(some: Any) -> Clustering:
-            found: Clustering = some.fit(data.train, learner, seed=seed)
+            watching = [stages] if some is algorithm else []
+            found: Clustering = some.fit(data.train, learner, seed=seed, observers=watching)
             return found
 
         found = fit(algorithm)
@@ -124,7 +126,11 @@ class Compared(Experiment):
             "misclustering": metrics.misclustering(found.assignment, data.truth),
             "clusters": found.k,
             **asdict(cost(found, self.local)),
-            **(course(found, algorithm, fit, data, _measure(population)) if method.course else {}),
+            **(
+                course(found, stages, fit(Local(rounds=algorithm.rounds)), data, _measure(population))
+                if method.course
+                else {}
+            ),
         }
 
     def precision(self, point: Point) -> str:

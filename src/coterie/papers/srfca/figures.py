@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from coterie.papers.experiment import Figure, Scale
 from coterie.papers.srfca.authors import AUTHORS
 from coterie.papers.srfca.comparison import Compared
 from coterie.papers.srfca.methods import TEXT
+from coterie.papers.srfca.setups import setup
+from coterie.papers.srfca.views import VIEWS, OwnData
 
 SCALES = ("smoke", "small", "full")  # none has the paper's sizes, which need the paper's data
+TRIALS: dict[Scale, int] = {"smoke": 1, "small": 2, "paper": 5}
+SHARED = "srfca/tables"  # where what is shown by Tables 1 to 5 and Figure 3 is kept
 
 
 def _digits(scale: Scale, preset: str) -> Compared:
@@ -45,7 +51,15 @@ def _synthetic(scale: Scale, preset: str) -> Compared:
     )
 
 
+def _own_data(view: type[OwnData], data: tuple[str, ...], scale: Scale, preset: str) -> OwnData:
+    return view(TRIALS[scale], scale, preset, tuple((name, setup(name, scale, preset)) for name in data))
+
+
 FIGURES: tuple[Figure, ...] = (
+    *(
+        Figure(f"srfca/{name}", title, partial(_own_data, view, data), presets=presets, shared=SHARED)
+        for name, (title, view, data, presets) in VIEWS.items()
+    ),
     Figure(
         "srfca/digits",
         "SR-FCA, Tables 1, 2, 3 and 5 and Figure 3: all methods on rotated and inverted digits",

@@ -18,12 +18,16 @@ from coterie.papers.srfca.tuning import Settings
 class Problem:
     """What methods are told: how long they may train, and some of them the truth."""
 
-    truth: np.ndarray
+    truth: np.ndarray | None
     rounds: int
     distance: str
+    clusters: int | None = None  # where the truth is not known, or is not to be told
 
     @property
     def k(self) -> int:
+        if self.clusters is not None:
+            return self.clusters
+        assert self.truth is not None
         return int(self.truth.max()) + 1
 
     @property

@@ -125,6 +125,7 @@ def parted(train: Shards) -> tuple[Shards, Shards]:
 
     def shards(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Shards:
         xs, ys = zip(*pairs, strict=True)
-        return Shards.from_lists(xs, ys, train.ids.tolist(), classes=train.spec.classes)
+        spec = train.spec
+        return Shards.from_lists(xs, ys, train.ids.tolist(), classes=spec.classes, scale=spec.scale)
 
     return shards(first), shards(last)
