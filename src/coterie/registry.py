@@ -24,6 +24,7 @@ PARTS: dict[str, dict[str, str]] = {
         "ifca": "coterie.algorithms.ifca:IFCA",
         "fedx": "coterie.algorithms.fedx:FedX",
         "srfca": "coterie.algorithms.srfca:SRFCA",
+        "discover": "coterie.algorithms.discover:Discover",
         "cfl": "coterie.algorithms.cfl:CFL",
         "fedsoft": "coterie.algorithms.fedsoft:FedSoft",
         "one-shot-kmeans": "coterie.algorithms.one_shot_kmeans:OneShotKMeans",

@@ -46,9 +46,9 @@ def refused(*arguments):
         # names and keys that there are not
         (
             ["--algorithm", "afci"],
-            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, srfca, cfl, fedsoft, "
-            "one-shot-kmeans, oracle, global, local, or give the import path of your own, such as "
-            "'mypackage.MyClass'.",
+            "algorithm.name: there is no 'afci'; choose one of ifca, fedx, srfca, discover, cfl, "
+            "fedsoft, one-shot-kmeans, oracle, global, local, or give the import path of your own, such "
+            "as 'mypackage.MyClass'.",
         ),
         (
             ["--algorithm", "mine.Own"],

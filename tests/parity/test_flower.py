@@ -107,6 +107,7 @@ CASES = {
             resample=True,
         ),
     ),
+    "discover": ("regression", ct.Discover(rounds=2, alone=3, sweep=2)),
     "cfl": ("regression", ct.CFL(rounds=4, eps1=10.0, eps2=0.001, gamma=0.0, warmup=1)),
     "fedsoft": ("regression", ct.FedSoft(k=2, rounds=2, select=3)),
     "oracle": ("regression", ct.Oracle(REGRESSION.truth, rounds=2)),

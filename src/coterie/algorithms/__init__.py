@@ -2,6 +2,7 @@
 
 from coterie.algorithms.algorithm import Algorithm
 from coterie.algorithms.cfl import CFL
+from coterie.algorithms.discover import Discover
 from coterie.algorithms.federated_averaging import Global, Oracle
 from coterie.algorithms.fedsoft import FedSoft
 from coterie.algorithms.fedx import FedX
@@ -15,6 +16,7 @@ __all__ = [
     "IFCA",
     "SRFCA",
     "Algorithm",
+    "Discover",
     "FedSoft",
     "FedX",
     "Global",

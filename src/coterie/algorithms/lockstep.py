@@ -102,8 +102,17 @@ def _remind(federation: Federation, asks: Sequence[Ask], key: Key[Array, ""], co
     lacking = np.flatnonzero(lacks) if wanted is None else wanted[lacks[wanted]]
     if len(lacking):
         some = lacking if len(lacking) < federation.clients else None
-        again = [dataclasses.replace(ask.remind, clients=some) for ask in asks if ask.remind is not None]
+        again = [_of_some(ask.remind, some) for ask in asks if ask.remind is not None]
         _asked(federation, again, key, count)
+
+
+def _of_some(ask: Ask, clients: np.ndarray | None) -> Ask:
+    """An ask of everybody, for these clients only."""
+    if clients is None:
+        return ask
+    kind, everybody, each = ask.task.split()
+    each, only = jax.tree.map(lambda rows: np.asarray(rows)[clients], (each, ask.only))
+    return dataclasses.replace(ask, task=kind.with_content(everybody, each), only=only, clients=clients)
 
 
 def _spread(ask: Ask, union: np.ndarray) -> Ask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.learn import moments, soft, tasks
+from coterie.learn import halves, moments, soft, tasks
 from coterie.learn.task import Task
 
 TASKS: dict[str, type[Task]] = {
@@ -16,6 +16,10 @@ TASKS: dict[str, type[Task]] = {
         tasks.Evaluate,
         moments.MultiplyMoment,
         moments.DescendMoment,
+        halves.TrainHalves,
+        halves.JudgeAlone,
+        halves.JudgeHalves,
+        halves.JudgeHalvesAgain,
         soft.CountNearest,
         soft.TrainBetween,
     )

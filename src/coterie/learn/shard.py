@@ -30,6 +30,14 @@ class Shard(eqx.Module):
         gram = None if self.gram is None else self.gram[rows][:, rows]
         return Shard(self.x[rows], self.y[rows], self.size // of, gram)
 
+    def without(self, number: Int[Array, ""], of: Int[Array, ""]) -> Shard:
+        """All real examples but those at every `of`-th place from place `number`; they keep their order."""
+        place = jnp.arange(self.x.shape[0])
+        kept = self.mask & (place % of != number)
+        rows = jnp.argsort(~kept, stable=True)
+        gram = None if self.gram is None else self.gram[rows][:, rows]
+        return Shard(self.x[rows], self.y[rows], kept.sum(), gram)
+
     def only(self, part: Part) -> Shard:
         """A part, given as its number and how many there are; all of the examples when None."""
         return self if part is None else self.part(*jnp.asarray(part))
