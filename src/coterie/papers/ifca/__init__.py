@@ -1,5 +1,8 @@
-"""Figures of Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning"."""
+"""Figures and tables of Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning"."""
 
-from coterie.papers.ifca.figure2 import FIGURES
+from coterie.papers.experiment import Figure
+from coterie.papers.ifca import figure2, table1
+
+FIGURES: tuple[Figure, ...] = (*figure2.FIGURES, table1.FIGURE)
 
 __all__ = ["FIGURES"]
