@@ -139,10 +139,10 @@ class Table(Experiment):
         """Mean and standard deviation, as people read them."""
         if not len(values):
             return "–"
-        scale, unit = (100, " %") if self.percent else (1, "")
+        scale, unit, form = (100, " %", ".2f") if self.percent else (1, "", ".3g")
         if len(values) == 1:
-            return f"{scale * values[0]:.2f}{unit}"
-        return f"{scale * values.mean():.2f} ± {scale * deviation(values):.2f}{unit}"
+            return f"{scale * values[0]:{form}}{unit}"
+        return f"{scale * values.mean():{form}} ± {scale * deviation(values):{form}}{unit}"
 
     def table(self, results: Mapping[str, Arrays]) -> list[Row]:
         scale, unit = (100, " (%)") if self.percent else (1, "")

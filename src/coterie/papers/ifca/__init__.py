@@ -1,8 +1,8 @@
-"""Figures and tables of Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning"."""
+"""Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning"."""
 
 from coterie.papers.experiment import Figure
-from coterie.papers.ifca import figure2, table1
+from coterie.papers.ifca import figure2, rates, table1
 
-FIGURES: tuple[Figure, ...] = (*figure2.FIGURES, table1.FIGURE)
+FIGURES: tuple[Figure, ...] = (*figure2.FIGURES, table1.FIGURE, rates.FIGURE)
 
 __all__ = ["FIGURES"]

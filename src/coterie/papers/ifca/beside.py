@@ -36,7 +36,7 @@ def beside_published(
     for axes in panels.flat[len(groups) :]:
         axes.set_axis_off()
     of = f"{table.measure} (%)" if table.percent else table.measure
-    for axes in panels.T.flat[rows - 1 :: rows]:
+    for axes in panels.flat[: len(groups)][-columns:]:  # with none below them
         axes.set_xlabel(of)
     published = Line2D([], [], marker="D", mfc="none", mec=INK, ls="", ms=6, label="published")
     seeds = Line2D([], [], marker="o", color=PALETTE[0], ls="", ms=5, alpha=0.6, label="ours, a seed")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from coterie.federation.simulation import usual_precision
 from coterie.papers.experiment import Arrays, Figure, Point, Scale
 from coterie.papers.ifca.rotated import METHODS, Population, measured
@@ -191,7 +189,7 @@ def _identities(population: Population, method: str) -> Claim:
 
 
 SMALLER = (
-    "this scale has fewer clients and images, rounds and test images than the paper (and a narrower network "
+    "this scale has fewer clients, training images and rounds than the paper (and a narrower network "
     "for CIFAR-10): the published numbers beside it are for orientation, and nothing is judged by them."
 )
 BOTH = (
@@ -238,9 +236,9 @@ def _read(scale: Scale, preset: str) -> Table1:
         cifar = Population("CIFAR", 200, 500, 40, 600, 0.1, (64, 64), dense)
         return Table1(5, scale, preset, (*populations, cifar))
     if scale == "small":
-        mnist = [(192, 50, 160), (96, 100, 80), (48, 200, 40)]
+        mnist = [(192, 50, 800), (96, 100, 400), (48, 200, 200)]
         populations = [Population("MNIST", *sizes, 40, 1.0, (), (200,)) for sizes in mnist]
-        cifar = Population("CIFAR", 16, 250, 8, 16, 0.5, (16, 16), tuple(w // 6 for w in dense))
+        cifar = Population("CIFAR", 16, 250, 40, 16, 0.5, (16, 16), tuple(w // 6 for w in dense))
         return Table1(3, scale, preset, (*populations, cifar))
     mnist = [(16, 5, 8), (8, 10, 4)]
     populations = [Population("MNIST", *sizes, 3, 1.0, (), (16,)) for sizes in mnist]
