@@ -245,7 +245,7 @@ NOTES = (
     "linear models with squared loss; gradient averaging, everybody takes part, new examples in every round "
     "for each of the two uses, as section 5 supposes. Models start as far from the true ones as it allows: "
     "Δ/4 for Corollary 1, sqrt(λ/L) Δ/4 for Theorem 2. No settings are printed: all are ours.",
-    "Corollary 1: features of variance 1, step size c_1/p with c_1 = 0.3 (no constant is printed): with enough "
+    "Corollary 1: features of variance 1, step size c_1/p with c_1 = 0.3 (not printed): with enough "
     "examples the smallest cluster contracts by 0.4. Theorem 2: variances of features from λ/L to 1, step "
     "size 1/L. In the table n is n', mu is λ/L, and distances are max over j of ||θ_j - θ*_j||.",
     "Assumptions 4 and 5 bound variances for every θ, which no squared loss of normal features meets far "

@@ -152,8 +152,8 @@ def _order(population: Population, ours: str) -> Claim:
         return f"IFCA, global, local: {said} %.", all_of(above(ifca, one), above(one, alone))
 
     return Claim(
-        f"{population.name}: our algorithm performs better than the two baselines (section 6.2), of which the "
-        "global model is the better one (Table 1)",
+        f"{population.name}: our algorithm performs better than the two baselines (section 6.2), and of "
+        "these the global model better than local ones (Table 1)",
         names,
         judge,
     )
@@ -175,8 +175,8 @@ def _identities(population: Population, method: str) -> Claim:
         seeds = len(wrong)
         said = (
             f"{METHODS[method]}: {100 * wrong.mean():.2f} % of the clients misclustered on average, at most "
-            f"{FOUND:.0%} in {int((wrong <= FOUND).sum())} of {seeds} seeds; {int(collapsed.sum())} of {seeds} "
-            "collapsed."
+            f"{FOUND:.0%} in {int((wrong <= FOUND).sum())} of {seeds} seeds; {int(collapsed.sum())} of "
+            f"{seeds} collapsed."
         )
         return said, bool((wrong <= FOUND).all())
 
@@ -195,7 +195,7 @@ SMALLER = (
 BOTH = (
     "the test clients' images are disjoint from all training images and cover the test set at every angle. A "
     "test client takes the model of lowest loss on these very images, labels included, as the paper says.",
-    "a local model is tested on all test images of its own rotation; the accuracy is the mean over all models.",
+    "a local model is tested on all test images of its own rotation, and the mean is over all models.",
     "collapsed: some true cluster has no model of its own, that is, most of its clients take the same model "
     "as most clients of another one. Misclustered are clients in a wrong cluster under the best matching.",
 )
