@@ -141,9 +141,10 @@ def floor(error: Float[np.ndarray, "runs rounds+1"]) -> Float[np.ndarray, " runs
 def contraction(error: Float[np.ndarray, "runs rounds+1"]) -> float:
     """By what a round multiplies the distance, while it is at least ten times what it comes to.
 
-    The geometric mean over the rounds of all runs; not a number if it begins nearer than that.
+    The geometric mean over the rounds of all runs, of which the first counts in any case.
     """
     least = 10 * floor(error)[:, None]
     before, after = error[:, :-1], error[:, 1:]
     far = np.cumprod(after >= least, axis=1).astype(bool)
-    return float(np.exp(np.log(after[far] / before[far]).mean())) if far.any() else float("nan")
+    far[:, 0] = True
+    return float(np.exp(np.log(after[far] / before[far]).mean()))

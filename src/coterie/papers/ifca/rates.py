@@ -109,9 +109,9 @@ class Rates(Table):
             courses(mixture, simulation(mixture), draws, case.delta, case.sigma, case.rate, case.mu),
         )
         last = misplaced[:, -(self.rounds // 4) :]
-        return {
+        contracts = {"contraction": np.array(contraction(error))} if case.sigma == QUIET else {}
+        return contracts | {
             "distance": np.array(floor(error).mean()),
-            "contraction": np.array(contraction(error)),
             "misplaced": np.array(last.mean()),
             "misplaced at first": np.array(misplaced[:, 0].mean()),
             "course": error.mean(axis=0),

@@ -212,15 +212,15 @@ TEXT = (
 )
 AUTHORS = (
     "only what the released code does otherwise: for MNIST the local models, whose training ends after 10 "
-    "rounds of 10 steps against 3,000 steps of the others (D11). For one start and global see preset text.",
-    "CIFAR-10: TensorFlow's tutorial network on 24 x 24 pixels with its distortions; step size 0.25 (D9); "
+    "rounds of 10 steps against 3,000 steps of the others. For one start and global see preset text.",
+    "CIFAR-10: TensorFlow's tutorial network on 24 x 24 pixels with its distortions; step size 0.25; "
     "weight decay 0.004 on the dense layers but the last; initial models of IFCA are drawn again until each "
-    "is the best for 35 % of 20 clients (D6). Best of 5 starts is not part of that code.",
+    "is the best for 35 % of 20 clients. Best of 5 starts is not part of that code.",
     "local models for CIFAR-10: 300 rounds, of a tenth of the clients (every tenth here), with images cut to "
-    "0 to 1 after they are standardised (D11).",
-    "not repeated: half of the local CIFAR models are tested on the other rotation there (D12), so that "
-    "33.97 % is no number to be reached; the released script for MNIST's local models does not run (D13). "
-    "Clusters are found there on distorted images, with weight decay in the loss (D10); here on the middle "
+    "0 to 1 after they are standardised.",
+    "not repeated: half of the local CIFAR models are tested on the other rotation there, so that "
+    "33.97 % is no number to be reached; the released script for MNIST's local models does not run. "
+    "Clusters are found there on distorted images, with weight decay in the loss; here on the middle "
     "of the images, by the loss alone.",
 )
 
