@@ -54,6 +54,11 @@ class Case:
         return 0.5 if self.theory == "corollary" else 1 - self.p * self.mu / 8
 
     @property
+    def largest(self) -> float:
+        """The largest p_j."""
+        return max(self.sizes) / self.m
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The clients of each cluster: the first has the share p, the others are alike."""
         first = round(self.p * self.m)
@@ -103,7 +108,8 @@ class Rates(Table):
     def one(self, values: Mapping[str, Any], seed: int, done: Callable[[int], None]) -> Arrays:
         case = Case(**{name: value for name, value in values.items() if name != "trial"})
         mixture = Mixture(case.sizes, case.n, case.d, self.rounds, self.runs)
-        draws = jax.random.split(jax.random.key(seed), self.runs)
+        # as many numbers for other n' would be the same numbers
+        draws = jax.random.split(jax.random.fold_in(jax.random.key(seed), case.n), self.runs)
         error, misplaced = map(
             np.asarray,
             courses(mixture, simulation(mixture), draws, case.delta, case.sigma, case.rate, case.mu),
@@ -227,9 +233,16 @@ def _contracts(case: Case) -> Claim:
 
     def judge(contractions: Seeds) -> tuple[str, bool | None]:
         c = (1 - contractions.mean()) / (case.p * case.mu)
-        said = f"{contractions.mean():.3f} per round at most {case.bound:.4g}"
+        said = f"{contractions.mean():.3f}, where at most {case.bound:.4g} is printed"
         if case.theory == "theorem":
-            said += f"; that is 1 - c p λ/L with c = {c:.2f}, where c = 1/8 is printed"
+            said += f"; it is 1 - c p λ/L with c = {c:.2f}, and 1/8 is printed"
+        elif case.largest > case.p / (2 * STEP):
+            said += (
+                f". A cluster with the share p_j of the clients is multiplied by |1 - 2γ p_j|, here "
+                f"{abs(1 - 2 * case.rate * case.largest):.2g} for the largest; (1) in the proof has it "
+                "without the bars. Where the largest has more than three times the clients of the smallest, "
+                "no γ makes both of these 1/2 or less"
+            )
         return f"{said}.", above(-contractions, -case.bound)
 
     paper = {

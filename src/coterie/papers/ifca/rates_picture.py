@@ -63,6 +63,8 @@ def _courses(axes: Axes, table: Rates, results: Mapping[str, Arrays]) -> None:
         rounds = np.arange(found.shape[1])
         axes.plot(rounds, found.mean(axis=0), color=shade, ls=DASHES[number % len(DASHES)], label=label)
     axes.set(xlabel="round", ylabel="distance", yscale="log")
+    if axes.get_ylim()[1] > 1:  # one of them diverges
+        axes.set_ylim(top=1)
     axes.set_title(f"contraction, σ = {CONTRACTIONS[0].sigma:g}", fontsize=10, loc="left")
 
 

@@ -68,10 +68,10 @@ class Table2(Table):
     def notes(self) -> list[str]:
         w = self.writing
         some = (
-            f"{w.writers} writers with at least {w.at_least} images each, drawn once from the files there are, "
-            f"the same for all seeds. LEAF's FEMNIST has about {FULL_SET:,} writers; the compact file that comes "
-            "with our data has 300, who wrote few letters. These are not the full set: accuracies are not "
-            "comparable with the published ones beside them, only orderings are."
+            f"{w.writers} writers with at least {w.at_least} images each, drawn once from the files there "
+            f"are, the same for all seeds. LEAF's FEMNIST has about {FULL_SET:,} writers; the compact file "
+            "that comes with our data has 300, who wrote few letters. These are not the full set: accuracies "
+            "are not comparable with the published ones beside them, only orderings are."
         )
         smaller = "this scale has a narrower network, fewer writers and fewer rounds than the paper."
         said = [some] if self.scale == "paper" else [some, smaller]
@@ -139,30 +139,30 @@ BOTH = (
 
 def _as_printed(w: Writing) -> list[str]:
     return [
-        "neither rounds, participation, batch nor step size are printed. Here all writers take part in each of "
-        f"{w.rounds} rounds, with one pass over their images in batches of 20 and step size 0.1: "
-        f"{w.writers * w.rounds:,} passes in few large rounds, where the released code has 6,000 for the body "
-        "and 24,000 for the last layer, in rounds of 3 and of 6 writers.",
-        f"IFCA has one start, as in the paper. One-shot: writers train alone for {w.alone} rounds, then k-means "
-        f"on their whole networks, then {w.rounds} rounds with the same sharing as IFCA's. Local models train "
-        f"for {w.rounds} rounds, and share nothing.",
+        "neither rounds, participation, batch nor step size are printed. Here all writers take part in each "
+        f"of {w.rounds} rounds, with one pass over their images in batches of 20 and step size 0.1: "
+        f"{w.writers * w.rounds:,} passes in few large rounds, where the released code has 6,000 for the "
+        "body and 24,000 for the last layer, in rounds of 3 and of 6 writers.",
+        f"IFCA has one start, as in the paper. One-shot: writers train alone for {w.alone} rounds, then "
+        f"k-means on their whole networks, then {w.rounds} rounds with the same sharing as IFCA's. Local "
+        f"models train for {w.rounds} rounds, and share nothing.",
     ]
 
 
 def _as_released(w: Writing) -> list[str]:
     return [
         f"the body is not trained with the clusters but before them, by {w.before:,} rounds of FedAvg with 3 "
-        f"writers each, and then frozen. Last layers alone are trained, for {w.heads:,} rounds of 6 writers, in "
-        "batches of 10, with step size 0.004, weighted by images.",
-        f"IFCA's last layers are warmed up on random groups of writers for {w.warm} rounds, with 6 writers of a "
-        "group on average; the global model is that of k = 1. One-shot: k-means on logistic regressions of each "
-        "writer's pixels.",
-        f"the number is the best test accuracy of evaluations about every {EACH} rounds, as in that code. For "
-        "local models, trained for as many rounds as a writer takes part in with others, it is the last one: "
-        "that code's log shows 40 rounds of a trial run. Their last layers start as all of ours do, not from "
-        "N(0, 0.05²).",
-        "not repeated: the writers that take part are drawn by the round's number there, so that seeds do not "
-        "change them.",
+        f"writers each, and then frozen. Last layers alone are trained, for {w.heads:,} rounds of 6 writers, "
+        "in batches of 10, with step size 0.004, weighted by images.",
+        f"IFCA's last layers are warmed up on random groups of writers for {w.warm} rounds, with 6 writers "
+        "of a group on average; the global model is that of k = 1. One-shot: k-means on logistic regressions "
+        "of each writer's pixels.",
+        f"the number is the best test accuracy of evaluations about every {EACH} rounds, as in that code. "
+        "For local models, trained for as many rounds as a writer takes part in with others, it is the last "
+        "one: that code's log shows 40 rounds of a trial run. Their last layers start as all of ours do, not "
+        "from N(0, 0.05²).",
+        "not repeated: the writers that take part are drawn by the round's number there, so that seeds do "
+        "not change them.",
     ]
 
 
