@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from coterie.papers.experiment import Arrays
 from coterie.papers.ifca.rates import CONTRACTIONS, Case
@@ -25,29 +25,33 @@ def rates(table: Rates, results: Mapping[str, Arrays]) -> Figure:
         "IFCA, Corollary 1 and Theorem 2: distance to the true models",
         [
             f"scale {table.scale}; means over {table.trials} seeds of {table.runs} runs each",
-            "dotted: as printed, up to a constant",
+            "thin grey dots: the power -1/2 of mn', as printed",
         ],
-        (10.4, 7.2),
+        (11.4, 6.6),
     )
-    (course, examples), (misplaced, separation) = figure.subplots(2, 2)
-    _courses(course, table, results)
+    panels = figure.subplot_mosaic([["course", "course", "of"], ["examples", "misplaced", "separation"]])
+    _courses(panels["course"], table, results)
+    panels["of"].set_axis_off()
+    lines, labels = panels["course"].get_legend_handles_labels()
+    panels["of"].legend(lines, labels, loc="center left", labelcolor=INK, handlelength=3.4)
     for number, sweep in enumerate(("corollary m", "corollary n", "theorem m", "theorem n")):
-        _sweep(examples, table, results, table.there(sweep), number)
-    examples.set(xlabel="examples of all clients in a round, mn'", ylabel="distance in the end")
-    examples.set_title("error floor", fontsize=10, loc="left")
-    _shares(misplaced, table, results)
+        _sweep(panels["examples"], table, results, table.there(sweep), number)
+    panels["examples"].set(xlabel="examples of all clients in a round, mn'", ylabel="distance in the end")
+    _shares(panels["misplaced"], table, results)
     cases = table.there("separation")
     values = [table.over_seeds(results, case.name) for case in cases]
-    _points(
-        separation, [case.delta for case in cases], values, 0, f"σ = {cases[0].sigma:g}, n' = {cases[0].n}"
-    )
-    separation.set(xlabel="separation Δ", ylabel="distance in the end", yscale="log")
-    separation.set_title("error floor by separation", fontsize=10, loc="left")
-    separation.xaxis.set_major_locator(FixedLocator([case.delta for case in cases]))
-    for axes in (course, examples, misplaced, separation):
+    label = f"σ = {cases[0].sigma:g}, n' = {cases[0].n}, m = {cases[0].m}"
+    _points(panels["separation"], [case.delta for case in cases], values, 0, label)
+    panels["separation"].set(xlabel="separation Δ", ylabel="distance in the end", ylim=(0, None))
+    panels["separation"].xaxis.set_major_locator(FixedLocator([case.delta for case in cases]))
+    for name, axes in panels.items():
         axes.grid(axis="y")
         axes.tick_params(length=0, which="both")
-        if axes.get_legend_handles_labels()[0]:
+        if axes.get_yscale() == "log":
+            axes.yaxis.set_major_locator(LogLocator(subs=(1,) if name == "course" else (1, 2, 3, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if name in ("examples", "misplaced", "separation") and axes.has_data():
             axes.legend(fontsize=8, labelcolor=INK, handlelength=2.6)
     return figure
 
@@ -65,7 +69,7 @@ def _courses(axes: Axes, table: Rates, results: Mapping[str, Arrays]) -> None:
     axes.set(xlabel="round", ylabel="distance", yscale="log")
     if axes.get_ylim()[1] > 1:  # one of them diverges
         axes.set_ylim(top=1)
-    axes.set_title(f"contraction, σ = {CONTRACTIONS[0].sigma:g}", fontsize=10, loc="left")
+    axes.set_title(f"σ = {CONTRACTIONS[0].sigma:g}, and so nearly no error floor", fontsize=10, loc="left")
 
 
 def _sweep(
@@ -89,11 +93,7 @@ def _shares(axes: Axes, table: Rates, results: Mapping[str, Arrays]) -> None:
     cases = table.there("misplaced")
     values = [100 * table.over_seeds(results, case.name, "misplaced") for case in cases]
     _points(axes, [case.n for case in cases], values, 0, f"Δ = σ, m = {cases[0].m}")
-    axes.set(
-        xlabel="examples n' by which a client finds its cluster", ylabel="clients misplaced (%)", yscale="log"
-    )
-    axes.set_title("clients in a wrong cluster", fontsize=10, loc="left")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel="examples n' to find the cluster by", ylabel="clients misplaced (%)", yscale="log")
     axes.xaxis.set_major_locator(FixedLocator([case.n for case in cases]))
 
 
