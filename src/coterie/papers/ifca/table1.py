@@ -172,17 +172,16 @@ def _identities(population: Population, method: str) -> Claim:
     name = f"{population.name} {method}"
 
     def judge(wrong: Seeds, collapsed: Seeds) -> tuple[str, bool | None]:
-        seeds = len(wrong)
+        found, seeds = int((wrong <= FOUND).sum()), len(wrong)
         said = (
-            f"{METHODS[method]}: {100 * wrong.mean():.2f} % of the clients misclustered on average, at most "
-            f"{FOUND:.0%} in {int((wrong <= FOUND).sum())} of {seeds} seeds; {int(collapsed.sum())} of "
-            f"{seeds} collapsed."
+            f"{100 * wrong.mean():.2f} % of the clients misclustered on average, at most {FOUND:.0%} in "
+            f"{found} of {seeds} seeds; {int(collapsed.sum())} of {seeds} collapsed."
         )
-        return said, bool((wrong <= FOUND).all())
+        return said, found == seeds
 
     return Claim(
-        f"{population.name}: we can gradually find the underlying cluster identities of the worker machines "
-        "(section 6.2)",
+        f"{population.name}, {METHODS[method]}: we can gradually find the underlying cluster identities of "
+        "the worker machines (section 6.2)",
         [(name, "misclustering"), (name, "collapsed")],
         judge,
     )
