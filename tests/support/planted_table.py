@@ -18,3 +18,8 @@ def planted(table, **named):
 def verdicts(table, results):
     """By the paper's words."""
     return {finding.paper: finding.agrees for finding in table.findings(results)}
+
+
+def refuted(table, results):
+    """The paper's words of the claims that do not hold."""
+    return [paper for paper, agrees in verdicts(table, results).items() if agrees is False]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.planted_table import planted, verdicts
+from support.planted_table import planted, refuted, verdicts
 from support.small_sets import small_sets  # noqa: F401 (a fixture)
 
 import coterie as ct
@@ -152,7 +152,7 @@ def test_a_collapsed_seed_misses_the_target():
     table = find(NAME, "paper", "text")
     found = results(table)
     found["MNIST m=1200 n=200 ifca seed 3"] |= {"collapsed": np.array(1.0), "misclustering": np.array(0.25)}
-    failed = [paper for paper, verdict in verdicts(table, found).items() if verdict is False]
+    failed = refuted(table, found)
     assert len(failed) == 2 and all("m=1200" in paper for paper in failed)
     row = table.table(found)[8]
     assert (row["method"], row["collapsed"], row["misclustering"]) == ("IFCA, best of 5", 1, 0.05)
