@@ -139,11 +139,11 @@ BOTH = (
 
 def _as_printed(w: Writing) -> list[str]:
     return [
-        "neither rounds, participation, passes, batch nor step size are printed. Here all writers take part in "
-        f"each of {w.rounds} rounds, with {PASSES} passes over their images (τ as for CIFAR-10) in batches of "
-        f"20 and step size 0.1: {w.writers * w.rounds * PASSES:,} passes in few large rounds, where the "
-        "released code has 6,000 for the body and 24,000 for the last layer, in rounds of 3 and of 6 writers. "
-        "The step size was chosen by the training loss of one global model: 0.2 does not learn.",
+        "neither rounds, participation, passes, batch nor step size are printed. Here all writers take part "
+        f"in each of {w.rounds} rounds, with {PASSES} passes over their images (τ as for CIFAR-10) in "
+        f"batches of 20 and step size 0.1: {w.writers * w.rounds * PASSES:,} passes in few large rounds, "
+        "where the released code has 6,000 for the body and 24,000 for the last layer, in rounds of 3 and of "
+        "6 writers. The step size was chosen by the training loss of one global model: 0.2 does not learn.",
         f"IFCA has one start, as in the paper. One-shot: writers train alone for {w.alone} rounds, then "
         f"k-means on their whole networks, then {w.rounds} rounds with the same sharing as IFCA's. Local "
         f"models train for {w.rounds} rounds, and share nothing.",

@@ -165,7 +165,7 @@ class _Best(Observer):
     def __init__(
         self, train: Simulation, test: Simulation, learner: Learner, weights: np.ndarray, chosen: bool
     ) -> None:
-        self.best = 0.0
+        self.best = np.nan  # until it is looked at
         learner = learner.for_data(train.spec)
         self._train, self._test = (one.with_learner(learner, trains=False) for one in (train, test))
         self._weights, self._chosen = weights, chosen
@@ -183,7 +183,7 @@ class _Best(Observer):
         if self._chosen:  # by everybody, by the loss on training examples
             assignment = lowest(self._train.ask(MeasureLosses(models)).report.losses)
         accuracy = self._test.ask(Evaluate(models), only=assignment).report.accuracy
-        self.best = max(self.best, float(np.average(np.asarray(accuracy), weights=self._weights)))
+        self.best = float(np.fmax(self.best, np.average(np.asarray(accuracy), weights=self._weights)))
 
 
 def _at_the_end(found: Clustering, test: Shards | Simulation, data: Federated) -> Arrays:
