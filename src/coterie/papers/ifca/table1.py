@@ -235,9 +235,9 @@ def _read(scale: Scale, preset: str) -> Table1:
         cifar = Population("CIFAR", 200, 500, 40, 600, 0.1, (64, 64), dense)
         return Table1(5, scale, preset, (*populations, cifar))
     if scale == "small":
-        mnist = [(192, 50, 800), (96, 100, 400), (48, 200, 200)]
+        mnist = [(96, 50, 800), (48, 100, 400), (24, 200, 200)]
         populations = [Population("MNIST", *sizes, 40, 1.0, (), (200,)) for sizes in mnist]
-        cifar = Population("CIFAR", 16, 250, 40, 16, 0.5, (16, 16), tuple(w // 6 for w in dense))
+        cifar = Population("CIFAR", 8, 250, 40, 12, 0.5, (16, 16), tuple(w // 6 for w in dense))
         return Table1(3, scale, preset, (*populations, cifar))
     mnist = [(16, 5, 8), (8, 10, 4)]
     populations = [Population("MNIST", *sizes, 3, 1.0, (), (16,)) for sizes in mnist]
