@@ -238,7 +238,7 @@ def _read(scale: Scale, preset: str) -> Table1:
     if scale == "small":
         mnist = [(96, 50, 800), (48, 100, 400), (24, 200, 200)]
         populations = [Population("MNIST", *sizes, 40, 1.0, (), (200,)) for sizes in mnist]
-        cifar = Population("CIFAR", 8, 250, 40, 12, 0.5, (16, 16), tuple(w // 6 for w in dense))
+        cifar = Population("CIFAR", 8, 120, 40, 12, 0.5, (16, 16), tuple(w // 6 for w in dense))
         return Table1(3, scale, preset, (*populations, cifar))
     mnist = [(16, 5, 8), (8, 10, 4)]
     populations = [Population("MNIST", *sizes, 3, 1.0, (), (16,)) for sizes in mnist]
