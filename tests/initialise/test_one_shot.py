@@ -231,3 +231,31 @@ def test_a_client_whose_own_training_diverges_is_as_one_that_did_not_answer():
     assert groups.labels[0] == -1
     assert ct.metrics.misclustering(groups.labels[1:], data.truth[1:]) == 0
     assert np.isfinite(stacked.to_matrix(groups.models)).all()
+
+
+@pytest.mark.slow
+def test_shared_arrays_are_averaged_over_all_clients():
+    data = ct.data.rotated_digits(clients=6, rotations=(0, 180), seed=0)
+    learner = ct.Learner(ct.models.MLP(hidden=(4,)), local=ct.SGD(lr=0.1, steps=2))
+    ask = {"k": 2, "alone": 2, "rounds": 0}
+    own = ct.OneShotKMeans(**ask).fit(data.train, learner, seed=0)
+    found = ct.OneShotKMeans(**ask, share="all but last").fit(data.train, learner, seed=0)
+    np.testing.assert_array_equal(found.assignment, own.assignment)
+    shares = own.sizes / own.sizes.sum()
+    for name, array in stacked.named(found.models).items():
+        alone = np.asarray(stacked.named(own.models)[name])
+        expected = alone if name.startswith("layers.1") else np.stack([np.tensordot(shares, alone, 1)] * 2)
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+    trained = ct.OneShotKMeans(**ask | {"rounds": 2}, share="all but last").fit(data.train, learner, seed=0)
+    first = stacked.named(trained.models)["layers.0.weight"]
+    np.testing.assert_array_equal(first[0], first[1])
+    last = stacked.named(trained.models)["layers.1.weight"]
+    assert not np.allclose(last[0], last[1])
+
+
+def test_k_means_of_few_long_vectors_is_the_same_in_their_span():
+    rng = np.random.default_rng(0)
+    points = (rng.normal(size=(9, 9000)) + 0.4 * (np.arange(9) // 3)[:, None]).astype(np.float32)
+    wide = k_means(points, 3, seed=5)
+    near = k_means(points[:, :8000], 3, seed=5)  # not so many more coordinates than points
+    assert ct.metrics.adjusted_rand(wide, np.arange(9) // 3) == ct.metrics.adjusted_rand(near, wide) == 1

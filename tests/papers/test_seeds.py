@@ -8,7 +8,7 @@ from support.coins import Coin, computed
 
 from coterie.errors import ConfigError
 from coterie.papers import reproduce
-from coterie.papers.seeds import above
+from coterie.papers.seeds import above, all_of
 
 
 def test_seed_by_seed_and_beside_what_is_published(tmp_path):
@@ -50,6 +50,27 @@ def test_seed_by_seed_and_beside_what_is_published(tmp_path):
 )
 def test_a_verdict_needs_the_whole_interval(ours, other, by, verdict):
     assert above(np.array(ours), np.array(other), by) is verdict
+
+
+@pytest.mark.parametrize(
+    "verdicts, together",
+    [((True, True), True), ((True, None), None), ((False, None), False), ((True, False), False)],
+)
+def test_several_claims_hold_together_or_one_fails(verdicts, together):
+    assert all_of(*verdicts) is together
+
+
+def test_further_results_are_columns_where_they_are_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(Coin, "also", ("edge",), raising=False)
+
+    def one(self, values, seed, done):
+        more = {"edge": np.array(0.1 * (1 + seed % 10))} if values["coin"] == "bent" else {}
+        return {"accuracy": np.array(0.5), **more}
+
+    monkeypatch.setattr(Coin, "one", one)
+    fair, bent = reproduce("support.coins.FIGURE", seed=3, out=tmp_path)["table"]
+    assert fair["edge"] is None and bent["edge"] == pytest.approx(0.15)
+    assert fair["collapsed"] is None
 
 
 def test_parts_of_a_table(tmp_path):

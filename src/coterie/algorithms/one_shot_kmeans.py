@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from coterie.aggregate import Aggregator, Denominator, Mean
@@ -13,12 +14,14 @@ from coterie.algorithms.algorithm import Note, Pause, unknown
 from coterie.algorithms.known_clusters import KnownClusters, State
 from coterie.algorithms.parts import clusters
 from coterie.algorithms.parts.averaging import Averaging, Weight
+from coterie.algorithms.parts.sharing import Share, Sharing, check_share
 from coterie.errors import SettingError
 from coterie.federation.exchange import Exchange, Server
 from coterie.initialise.one_shot import OneShot
 from coterie.initialise.random import fresh_models
 from coterie.learn.learner import Learner
 from coterie.learn.tasks import Send
+from coterie.models import stacked
 from coterie.words import count
 
 
@@ -46,6 +49,9 @@ class OneShotKMeans(KnownClusters[State]):
         The largest number of clusters that is tried.
     weight, average, normalise, aggregate
         See `Averaging`.
+    share
+        Arrays that all clusters have in common, as for `IFCA`: they are averaged over all clients, once
+        these have trained alone and in every round.
     participation
         See `Algorithm`.
     """
@@ -60,10 +66,16 @@ class OneShotKMeans(KnownClusters[State]):
     aggregate: Aggregator = dataclasses.field(
         default_factory=Mean, kw_only=True, metadata={"part": "aggregate"}
     )
+    share: Share | None = dataclasses.field(default=None, kw_only=True)
 
     least_rounds: ClassVar[int] = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.share, list):  # as an experiment file has it
+            object.__setattr__(self, "share", tuple(self.share))
+
     def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
+        self.averaging.sharing.check_model(server.learner.shapes(server.spec))
         return self.state_of(fresh_models(server, key, self.k or 1), server.clients)
         yield
 
@@ -81,15 +93,19 @@ class OneShotKMeans(KnownClusters[State]):
             text += f", whose silhouette of {best:.2f} is the highest of 2 to {tried}"
         details = {"silhouettes": {str(number): value for number, value in found.silhouettes.items()}}
         labels = jnp.asarray(found.labels, jnp.int32)
-        after = State(found.models, labels, self.averaging.start(found.models))
+        members = np.bincount(found.labels[found.labels >= 0], minlength=found.k)
+        everybody = stacked.weighted(found.models, np.tile(members / members.sum(), (found.k, 1)).T)
+        models = self.averaging.sharing.with_shared(found.models, everybody)
+        after = State(models, labels, self.averaging.start(models))
         return Pause(after, self.rounds, Note("one-shot", f"{text}.", details))
 
     @property
     def averaging(self) -> Averaging:
-        return Averaging(self.weight, self.average, self.normalise, self.aggregate)
+        return Averaging(self.weight, self.average, self.normalise, self.aggregate, Sharing(self.share))
 
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)
+        check_share(self.share)
         clusters.check_number(self.k, clients)
         if self.most < 2:
             raise SettingError(f"most must be at least 2 clusters, not {self.most}.")

@@ -174,8 +174,7 @@ class Simulation:
         """The precision in force."""
         if self._settings.precision is not None:
             return self._settings.precision
-        classifies = self._learner is not None and losses.named(self._learner.loss) in losses.CLASSIFYING
-        return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
+        return "float32" if self._learner is None else usual_precision(self._learner.loss)
 
     def recall(self, ids: np.ndarray, spec: Spec) -> None:
         same = np.array_equal(places(ids, self.ids), np.arange(self.clients))
@@ -394,6 +393,12 @@ class Simulation:
         new._shards, new._device, new._settings = None, None, settings
         new._rows, new._learner = children
         return new
+
+
+def usual_precision(loss: str | losses.Loss) -> Precision:
+    """The precision of matrix products where none is asked for, on this device, for learners of that loss."""
+    classifies = losses.named(loss) in losses.CLASSIFYING
+    return "tf32" if classifies and jax.default_backend() != "cpu" else "float32"
 
 
 def _check(batch: int | str, precision: str | None, drop: float) -> None:

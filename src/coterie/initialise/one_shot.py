@@ -17,6 +17,8 @@ from coterie.initialise.alone import trained_before
 from coterie.initialise.random import fresh_model
 from coterie.models import stacked
 
+WIDE = 1000  # coordinates per point, above which k-means is quicker in the span of the points
+
 
 @dataclass(frozen=True)
 class OneShot:
@@ -99,5 +101,15 @@ def k_means(points: Float[np.ndarray, "points d"], k: int, seed: int) -> Int[np.
 
     if len(np.unique(points, axis=0)) < k:
         raise SettingError(f"fewer than {k} clients' models differ: train them for longer, or lower k.")
+    if points.shape[1] > WIDE * len(points):
+        points = _in_their_span(points)
     labels: np.ndarray = KMeans(k, n_init=10, random_state=seed % 2**32).fit_predict(points)
     return labels
+
+
+def _in_their_span(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points points"]:
+    """As many coordinates as there are points, in which they are as far from each other as they were."""
+    centred = points - points.mean(axis=0)
+    values, vectors = np.linalg.eigh((centred @ centred.T).astype(float))
+    coordinates: np.ndarray = vectors * np.sqrt(np.maximum(values, 0))
+    return coordinates

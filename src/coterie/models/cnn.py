@@ -9,7 +9,7 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from coterie.errors import SettingError, whole_number
 from coterie.models.convolution import Images, convolve, images, max_pool
@@ -87,6 +87,11 @@ class CNN(Sized):
         return Layers(_as_in_the_tutorial(layers, keys[1]) if self.tutorial_init else layers)
 
     def apply(self, params: Layers, x: Array) -> Array:
+        z = self.body(params, x)
+        return dense(params.layers[-1], z).reshape(len(z), *self.output_shape)
+
+    def body(self, params: Layers, x: Array) -> Float[Array, "examples width"]:
+        """What the last layer sees."""
         x, last = images(x, "CNN"), len(self.channels) - 1
         for i, layer in enumerate(params.layers[: last + 1]):
             x = jax.nn.relu(convolve(layer, x))
@@ -96,10 +101,9 @@ class CNN(Sized):
             if self.response_norm and i == 0 and i != last:
                 x = _response_norm(x)
         z = x.reshape(len(x), -1)
-        *hidden, head = params.layers[last + 1 :]
-        for layer in hidden:
+        for layer in params.layers[last + 1 : -1]:
             z = jax.nn.relu(dense(layer, z))
-        return dense(head, z).reshape(len(z), *self.output_shape)
+        return z
 
 
 def _response_norm(x: Images) -> Images:

@@ -82,6 +82,7 @@ class Table(Experiment):
     in_parts = True
     measure: str = "accuracy"  # which result of a point the table has: a share, shown in per cent
     percent: bool = True
+    also: tuple[str, ...] = ()  # further results, whose means are columns, too
 
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
@@ -145,19 +146,18 @@ class Table(Experiment):
         """Mean and standard deviation, as people read them."""
         if not len(values):
             return "–"
-        scale, unit = (100, " %") if self.percent else (1, "")
+        scale, unit, form = (100, " %", ".2f") if self.percent else (1, "", ".3g")
         if len(values) == 1:
-            return f"{scale * values[0]:.2f}{unit}"
-        return f"{scale * values.mean():.2f} ± {scale * deviation(values):.2f}{unit}"
+            return f"{scale * values[0]:{form}}{unit}"
+        return f"{scale * values.mean():{form}} ± {scale * deviation(values):{form}}{unit}"
 
     def table(self, results: Mapping[str, Arrays]) -> list[Row]:
         scale, unit = (100, " (%)") if self.percent else (1, "")
         rows = []
         for entry in self.entries():
             values, paper = self.over_seeds(results, entry.name, entry.result), entry.published
-            there, collapsed = self._seeds(results, entry.name), None
-            if there and "collapsed" in results[_named(entry.name, there[0])]:
-                collapsed = int(self.over_seeds(results, entry.name, "collapsed").sum())
+            there, share = self._seeds(results, entry.name), self._mean(results, entry.name, "collapsed")
+            collapsed = None if share is None else round(share * len(there))
             rows.append(
                 {
                     **entry.values,
@@ -167,9 +167,17 @@ class Table(Experiment):
                     "published deviation": None if paper is None else paper.deviation,
                     "seeds": len(there),
                     "collapsed": collapsed,
+                    **{what: self._mean(results, entry.name, what) for what in self.also},
                 }
             )
         return rows
+
+    def _mean(self, results: Mapping[str, Arrays], name: str, what: str) -> float | None:
+        """Of what is not the measure, and need not be there of every entry."""
+        there = self._seeds(results, name)
+        if not there or what not in results[_named(name, there[0])]:
+            return None
+        return float(self.over_seeds(results, name, what).mean())
 
     def overview(self, results: Mapping[str, Arrays]) -> list[Row]:
         rows = []
@@ -209,6 +217,11 @@ def above(ours: Seeds, other: Seeds | float, by: float = 0.0) -> bool | None:
     if difference.mean() - reach > 0:
         return True
     return False if difference.mean() + reach < 0 else None
+
+
+def all_of(*verdicts: bool | None) -> bool | None:
+    """Whether all of several hold: not if one of them does not, and None where none fails but one is open."""
+    return False if False in verdicts else None if None in verdicts else True
 
 
 def _named(name: str, trial: int) -> str:
