@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from coterie.papers.experiment import Arrays
 from coterie.papers.mixed_regression.changes import CHANGES, Changes
 from coterie.papers.mixed_regression.figures import Convergence
+from coterie.papers.mixed_regression.mnist import OnDigits
 from coterie.papers.mixed_regression.phase_one import NEAR_ENOUGH
 from coterie.papers.mixed_regression.problem import TITLES
 from coterie.papers.pictures import DASHES, at_scale, titled
@@ -102,4 +103,55 @@ def first_phases(experiment: Changes, results: Mapping[str, Arrays]) -> Figure:
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.tick_params(length=0)
+    return figure
+
+
+def test_curves(experiment: OnDigits, results: Mapping[str, Arrays]) -> Figure:
+    """Loss and error on the test images against the round: the mean over seeds, and their deviation."""
+    of, seeds = experiment.digits, experiment.trials
+    figure = titled(
+        f"Mixed regression, Figure {of.figure}: MNIST in 14 x 14, k = {of.k}",
+        [
+            f"{of.clients:,} clients with {count(of.images, 'image')} and {of.k} anchors with "
+            f"{of.anchor_images}; test images, each cluster with its best model"
+            + at_scale(experiment.scale),
+            f"mean and standard deviation of {count(seeds, 'seed')}; Phase 1 up to the dotted line",
+        ],
+        (10.4, 5.4),
+    )
+    shown = {
+        "oracle": "oracle",
+        "two-phase all clients": "two-phase, all pairs and clients in Phase 1",
+        "two-phase printed": "two-phase, Phase 1 as printed",
+        "IFCA": "IFCA",
+        "one-shot": "one-shot clustering",
+        "FedAvg": "vanilla FedAvg",
+    }
+    panels = figure.subplots(1, 2)
+    for axes, curve, unit, scale in (
+        (panels[0], "losses", "negative log-likelihood", 1),
+        (panels[1], "errors", "misclassified (%)", 100),
+    ):
+        for number, (name, label) in enumerate(shown.items()):
+            values = scale * experiment.over_seeds(results, name, curve)
+            if not len(values):
+                continue
+            shade, at = PALETTE[number % len(PALETTE)], np.arange(values.shape[1])
+            at = at[(at < 100) | (at % 10 == 0)]
+            mean, spread = values.mean(axis=0)[at], values.std(axis=0, ddof=len(values) > 1)[at]
+            axes.fill_between(at, mean - spread, mean + spread, color=shade, alpha=0.15, lw=0)
+            axes.plot(at, mean, color=shade, ls=DASHES[number % len(DASHES)], lw=1.7, label=label)
+        axes.axvline(of.iterations, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=0)
+        axes.set_xscale("symlog", linthresh=10, linscale=0.7)
+        whole = of.iterations + of.rounds
+        ticks = [t for t in (0, 5, 10, 100, 1000) if t <= whole]
+        axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
+        axes.set(xlim=(0, whole), ylim=(0, None), xlabel="round, Phase 1 included (log scale from 10 on)")
+        axes.set_title(f"test {unit}", fontsize=9, color=MUTED, loc="left")
+        axes.grid(axis="y")
+        axes.tick_params(length=0, which="both")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, fontsize=8, labelcolor=INK, handlelength=3.0, ncols=3, loc="outside lower center"
+    )
     return figure
