@@ -12,5 +12,6 @@ how long clients train alone for one-shot clustering, and the constant epsilon.
 from coterie.papers.mixed_regression.changes import FIGURES as CHANGES
 from coterie.papers.mixed_regression.figures import FIGURES as CURVES
 from coterie.papers.mixed_regression.mnist import FIGURES as MNIST
+from coterie.papers.mixed_regression.theory import FIGURES as THEORY
 
-FIGURES = (*CURVES, *CHANGES, *MNIST)
+FIGURES = (*CURVES, *CHANGES, *MNIST, *THEORY)

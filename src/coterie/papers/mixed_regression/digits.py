@@ -1,4 +1,4 @@
-"""The images of section V-D: who holds which, how every method begins, and its test error after every round."""
+"""The images of section V-D: who holds which, and the test error of a method after every round."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class Digits:
 
     figure: int
     rotations: tuple[int, ...]  # of the clusters
+    rate: float  # eta
     clients: int  # beside the anchors
     images: int  # of each of them
     anchor_images: int  # of each anchor, of which every cluster has one
@@ -91,7 +92,8 @@ def halved(images: np.ndarray) -> Float[np.ndarray, "images height width"]:
     """Images of half the height and width, from 0 to 1: means of 2 x 2 pixels of one byte."""
     n, height, width = images.shape
     parts = images.reshape(n, height // 2, 2, width // 2, 2)
-    return parts.sum(axis=(2, 4), dtype=np.uint16).astype(np.float32) / np.float32(4 * 255)
+    means: np.ndarray = parts.sum(axis=(2, 4), dtype=np.uint16).astype(np.float32) / np.float32(4 * 255)
+    return means
 
 
 @lru_cache(maxsize=1)  # the methods of a seed follow one another
@@ -118,18 +120,19 @@ def population(of: Digits, seed: int) -> tuple[Simulation, np.ndarray, HeldOut]:
     return Simulation(shards, precision="float32"), truth, test
 
 
-def measured(of: Digits, rate: float, method: str, phase_one: Mapping[str, Any], seed: int) -> Arrays:
+def measured(of: Digits, method: str, phase_one: Mapping[str, Any], seed: int) -> Arrays:
     """Test loss and error before the first and after every round, those of Phase 1 included.
 
     `phase_one` are settings of moment descent, for the two-phase system.
     """
     clients, truth, test = population(of, seed)
-    learner = Learner(Linear(bias=True), "cross_entropy", SGD(lr=rate, steps=5)).for_data(clients.spec)
+    learner = Learner(Linear(bias=True), "cross_entropy", SGD(lr=of.rate, steps=5)).for_data(clients.spec)
     clients = clients.with_learner(learner)
     server, key = Server.of(clients, learner, seed), keys.purpose(seed, "starts")
     facts: Arrays = {}
     whole: dict[str, Any] = {"rounds": of.iterations + of.rounds, "participation": of.participants}
     algorithm: Algorithm[Any]
+    state: Any
     if method == "two-phase":
         descent = MomentDescent(of.anchors, iterations=of.iterations, scale=SCALED, **phase_one)
         trace = carried_out(clients, descent.trace(server, key, of.k), key)
