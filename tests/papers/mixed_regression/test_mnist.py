@@ -216,7 +216,7 @@ def test_what_the_paper_describes_agrees(figure):
             ["clustering: Phase 1 all pairs", "clustering: Phase 1 as printed", "one-shot averaging"],
         ),
         (
-            {"two-phase all clients slow": 400},
+            {"two-phase both slow": 400},
             ["converges fast in both Phases 1 and 2 (V-D): Phase 1 all pairs"],
         ),
     ],

@@ -128,7 +128,7 @@ def test_curves(experiment: OnDigits, results: Mapping[str, Arrays]) -> Figure:
     )
     shown = {
         "oracle": "oracle",
-        "two-phase all clients": "two-phase, all pairs and clients in Phase 1",
+        "two-phase both": "two-phase, all pairs and clients in Phase 1",
         "two-phase printed": "two-phase, Phase 1 as printed",
         "IFCA": "IFCA",
         "one-shot": "one-shot clustering",
