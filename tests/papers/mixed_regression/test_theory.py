@@ -111,6 +111,8 @@ def test_a_smoke_run_writes_everything_and_decides_nothing(tmp_path):
     for name in ("figure.png", "figure.svg", "table.csv", "table.md", "results.json"):
         assert (tmp_path / name).stat().st_size > 0
     assert all(one["agrees"] is None for one in found["findings"])
+    labels = [row["wrong labels (%)"] for row in found["table"]]
+    assert labels[:-2] == [None] * len(labels[:-2]) and 0 < labels[-1] < labels[-2]
     experiment = find("mixed-regression/theory", "smoke", "text")
     case = experiment.cases["s 1"]
     result = experiment.compute(

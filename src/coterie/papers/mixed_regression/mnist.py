@@ -151,7 +151,8 @@ class OnDigits(Table):
                 if self.scale == "paper"
                 else [
                     f"{of.clients:,} clients and {of.rounds:,} rounds, not 25,000 and 2,000; "
-                    f"{of.asked:,} clients asked in Phase 1 as printed, not 1,000."
+                    f"{of.asked:,} clients asked in Phase 1 as printed, not 1,000. Phase 1 needs the more "
+                    "clients the more clusters there are: what it does here tells little of the paper's size."
                 ]
             ),
             "images are made 14 x 14 by taking means of 2 x 2 pixels, with values from 0 to 1; no image is "

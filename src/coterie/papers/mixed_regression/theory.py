@@ -209,18 +209,19 @@ class Theory(Experiment):
                     "over that with clusters known": None
                     if told is None
                     else float(np.median(last(now) / last(told))),
+                    "wrong labels (%)": None,
                 }
             )
         blank: Row = dict.fromkeys(rows[0])
         return rows + [
             blank
-            | {"varied": f"clients that choose a wrong true model, %, noise {UNCERTAIN:g}; examples n"}
-            | {"value": float(n), "last error": 100 * float(np.mean(results[name]["wrong"]))}
+            | {"varied": f"examples n of a client, noise {UNCERTAIN:g}: which true model it takes"}
+            | {"value": float(n), "wrong labels (%)": 100 * float(np.mean(results[name]["wrong"]))}
             for name, n in self.labels.items()
         ]
 
     def overview(self, results: Mapping[str, Arrays]) -> list[Row]:
-        keep = ("varied", "value", "kappa", "kappa rate / (s eta rho)", "last error")
+        keep = ("varied", "value", "kappa", "kappa rate / (s eta rho)", "last error", "wrong labels (%)")
         return [
             {name: row[name] if isinstance(row[name], str | None) else f"{row[name]:.3g}" for name in keep}
             for row in self.table(results)
