@@ -225,6 +225,7 @@ class Theory(Experiment):
         return [
             {name: row[name] if isinstance(row[name], str | None) else f"{row[name]:.3g}" for name in keep}
             for row in self.table(results)
+            if not row["varied"].endswith("clusters known")
         ]
 
     def findings(self, results: Mapping[str, Arrays]) -> list[Finding]:
