@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -98,9 +99,13 @@ class Curves:
 
     def kappa(self, rate: float, steps: int) -> Trials:
         """Section IV-B: gamma s / (1 - (1 - gamma)^s) of FedAvg with s steps."""
-        gamma = rate * np.asarray(self.result("oracle")["largest_curvature"])
-        stability: Trials = gamma * steps / (1 - (1 - gamma) ** steps)
-        return stability
+        return stability(rate * np.asarray(self.result("oracle")["largest_curvature"]), steps)
+
+
+def stability(gamma: Any, steps: int | None) -> Trials:
+    """kappa of section IV-B: of FedAvg with so many steps, or of FedProx where they are None."""
+    kappa: Trials = 1 + gamma if steps is None else gamma * steps / (1 - (1 - gamma) ** steps)
+    return kappa
 
 
 def _longest(error: np.ndarray, least: float) -> float:

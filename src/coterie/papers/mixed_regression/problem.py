@@ -34,6 +34,7 @@ class Problem:
     dim: int
     sizes: tuple[int, ...]  # examples of each client
     proportions: tuple[float, ...]  # of the clusters
+    noise: float = NOISE
 
 
 def problem(figure: int, scale: Scale) -> Problem:
@@ -57,7 +58,7 @@ def populations(problem: Problem, trials: int, seed: int) -> tuple[Federated, ..
             clients=len(problem.sizes),
             examples=problem.sizes,
             dim=problem.dim,
-            noise=NOISE,
+            noise=problem.noise,
             scale=SCALED,
             proportions=problem.proportions,
             seed=seed * 1000 + trial,

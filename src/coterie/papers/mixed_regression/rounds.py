@@ -1,8 +1,8 @@
-"""How fast and how far methods come to the true models: many trials as one compiled program."""
+"""What is measured of the models after every round, as a part of one compiled program."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from coterie.algorithms.algorithm import Algorithm, State
 from coterie.algorithms.rounds import Step, one_round
+from coterie.federation.participants import Participants
 from coterie.federation.simulation import Simulation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
@@ -42,17 +43,36 @@ def _run(
     def trial(of: tuple[Simulation, State, Array]) -> Float[Array, " rounds"]:
         federation, state, goal = of
 
-        def once(state: State, number: Int[Array, ""]) -> tuple[State, Float[Array, ""]]:
-            step = Step(number, jax.random.key(0))
-            state, _ = one_round(algorithm, federation, learner, state, step)
-            return state, distance(stacked.to_matrix(stacked.take(state.models, 0)), goal)
+        def error(models: PyTree) -> Float[Array, ""]:
+            return distance(stacked.to_matrix(models), goal)
 
-        alone = jax.tree.map(lambda a: a[None], state)  # a single start
-        errors: Array = jax.lax.scan(once, alone, jnp.arange(algorithm.rounds))[1]
+        errors: Array = course(algorithm, federation, learner, state, error)
         return errors
 
     found: Array = jax.lax.map(trial, (clients, states, true))
     return found
+
+
+def course(
+    algorithm: Algorithm[Any],
+    federation: Simulation,
+    learner: Learner,
+    state: State,
+    measure: Callable[[PyTree], PyTree],
+    clients: Participants | None = None,
+) -> PyTree:
+    """What `measure` says of the models after every round, leading axis rounds.
+
+    `clients` are those that take part, drawn for each of the rounds; all of them when None.
+    """
+
+    def once(state: State, round: tuple[Int[Array, ""], Any]) -> tuple[State, PyTree]:
+        step = Step(round[0], jax.random.key(0), round[1])
+        state, _ = one_round(algorithm, federation, learner, state, step)
+        return state, measure(stacked.take(state.models, 0))
+
+    alone = jax.tree.map(lambda a: a[None], state)  # a single start
+    return jax.lax.scan(once, alone, (jnp.arange(algorithm.rounds), clients))[1]
 
 
 def distance(models: Float[Array, "any d"], true: Float[Array, "k d"]) -> Float[Array, ""]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from coterie.papers.experiment import Arrays
 from coterie.papers.pictures import at_scale, titled
 from coterie.papers.seeds import Published
+from coterie.papers.srfca.picture import mark_threshold
 from coterie.papers.srfca.published import COSTS, COURSE, NAMES, STEPS
 from coterie.run.report.style import INK, MUTED, PALETTE
 
@@ -138,16 +139,7 @@ def of_distances(view: OwnData, results: Mapping[str, Arrays]) -> Figure:
         result = results[f"{data} srfca seed {trials[0]}"]
         distances, threshold = result["distances"], float(result["threshold"])
         axes.hist(distances[np.triu_indices(len(distances), 1)], bins=40, color=PALETTE[0], alpha=0.75)
-        axes.axvline(threshold, color=INK, lw=1.3, ls=(0, (4, 2)))
-        axes.annotate(
-            f"λ = {threshold:.3g}",
-            (threshold, 1),
-            (3, -2),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            va="top",
-            fontsize=8,
-        )
+        mark_threshold(axes, threshold)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes.grid(axis="y")
     return figure

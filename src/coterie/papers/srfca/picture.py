@@ -66,10 +66,8 @@ def _served(axes: Axes, experiment: Compared, population: str, results: Mapping[
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
-    """The histogram of Figure 3."""
-    threshold = result["threshold"][0]
-    axes.stairs(result["counts"][0], result["edges"][0], fill=True, color=PALETTE[0], alpha=0.75)
+def mark_threshold(axes: Axes, threshold: float) -> None:
+    """A line at λ among the distances."""
     axes.axvline(threshold, color=INK, lw=1.3, ls=(0, (4, 2)))
     axes.annotate(
         f"λ = {threshold:.3g}",
@@ -81,6 +79,13 @@ def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
         fontsize=8,
         color=INK,
     )
+
+
+def _distances(axes: Axes, result: Arrays, regression: bool) -> None:
+    """The histogram of Figure 3."""
+    threshold = result["threshold"][0]
+    axes.stairs(result["counts"][0], result["edges"][0], fill=True, color=PALETTE[0], alpha=0.75)
+    mark_threshold(axes, threshold)
     unit = "Euclidean distance of the models" if regression else "cross-cluster loss (nats)"
     axes.set(xlabel=unit, ylabel="pairs of clients")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
