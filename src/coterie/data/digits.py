@@ -17,6 +17,7 @@ def rotated_digits(
     seed: int = 0,
     disjoint: bool = False,
     test_seed: int | None = None,
+    examples: int | None = None,
 ) -> Federated:
     """Digits, rotated: every cluster of clients sees handwriting at its own angle.
 
@@ -36,10 +37,12 @@ def rotated_digits(
     test_seed
         Which images are held out, in place of `seed`: populations of different seeds are then tested on the
         same images, and none of them trains on these.
+    examples
+        Images that each client trains on; all are dealt out when not given.
     """
     rng, images = _digits(seed, test_seed)
     views = rotated(rotations, images.x.shape[1:])
-    return _dealt(views, images, "rotated digits", clients, unseen, rng, disjoint)
+    return _dealt(views, images, "rotated digits", clients, unseen, rng, disjoint, examples)
 
 
 def inverted_digits(
@@ -48,13 +51,14 @@ def inverted_digits(
     seed: int = 0,
     disjoint: bool = False,
     test_seed: int | None = None,
+    examples: int | None = None,
 ) -> Federated:
     """Digits, inverted for half of the clients: light on dark in one cluster, dark on light in the other.
 
     Parameters are those of `rotated_digits`.
     """
     rng, images = _digits(seed, test_seed)
-    return _dealt(inverted(white=1), images, "inverted digits", clients, unseen, rng, disjoint)
+    return _dealt(inverted(white=1), images, "inverted digits", clients, unseen, rng, disjoint, examples)
 
 
 def _dealt(
@@ -65,10 +69,19 @@ def _dealt(
     unseen: int,
     rng: np.random.Generator,
     disjoint: bool,
+    examples: int | None,
 ) -> Federated:
     # there are so few images that an unseen client gets only about as many as a client is tested on
     return seen_through(
-        views, images, name, clients=clients, unseen=unseen, seed=rng, disjoint=disjoint, alike=False
+        views,
+        images,
+        name,
+        clients=clients,
+        unseen=unseen,
+        seed=rng,
+        examples=examples,
+        disjoint=disjoint,
+        alike=False,
     )
 
 

@@ -6,11 +6,12 @@ import importlib
 from dataclasses import replace
 
 from coterie.errors import ConfigError
-from coterie.papers import ifca, mixed_regression, srfca
+from coterie.papers import ifca, mixed_regression, ours, srfca
 from coterie.papers.experiment import Experiment, Figure
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure for figure in (*ifca.FIGURES, *mixed_regression.FIGURES, *srfca.FIGURES)
+    figure.name: figure
+    for figure in (*ifca.FIGURES, *mixed_regression.FIGURES, *srfca.FIGURES, *ours.FIGURES)
 }
 
 
