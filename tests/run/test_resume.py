@@ -407,7 +407,7 @@ def test_killed_again_and_again_it_ends_the_same(tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "killed"
     finish(whole)
     expected = result(whole)
-    assert len(expected["rounds.jsonl"]) == 600 + 1  # with the last exchange
+    assert len(expected["rounds.jsonl"]) == 600 + 2  # with the contest and the last exchange
 
     began = time.monotonic()
     kill_when(path, lambda: time.monotonic() > began + 0.3)  # before anything was written
