@@ -10,7 +10,7 @@ from support.observers import Remember
 from support.references_discover import Reference
 
 import coterie as ct
-from coterie.algorithms.discover import Pairs, Told
+from coterie.algorithms.discovered import Pairs, Told
 from coterie.errors import SettingError
 from coterie.models import stacked
 
