@@ -117,27 +117,12 @@ AUTHORS: dict[str, Setup] = {
     "label-cifar10": replace(_RELEASED, released=1.39, labels=(tuple(range(6)), (4, 5))),
 }
 FEW = {"clients": 8, "precision": "float32", "decides": False}
+FEW_PHOTOGRAPHS = {**FEW, "iterations": 96, "local": 24, "batch": 20, "rate": 0.1, "width": 4, "most": 200}
 SMALL: dict[str, dict[str, Any]] = {
     "inverted-mnist": {"clients": 20, "most": 600, "precision": "float32"},
     "rotated-mnist": {"clients": 20, "most": 600, "precision": "float32"},
-    "rotated-cifar10": {
-        **FEW,
-        "iterations": 96,
-        "local": 24,
-        "batch": 20,
-        "rate": 0.1,
-        "width": 4,
-        "most": 200,
-    },
-    "label-cifar10": {
-        **FEW,
-        "iterations": 96,
-        "local": 24,
-        "batch": 20,
-        "rate": 0.1,
-        "width": 4,
-        "most": 200,
-    },
+    "rotated-cifar10": FEW_PHOTOGRAPHS,
+    "label-cifar10": FEW_PHOTOGRAPHS,
     "femnist": {**FEW, "k": 2, "iterations": 100, "batch": 20, "width": 64, "drawn": 4, "most": 128},
     "shakespeare": {**FEW, "k": 2, "iterations": 80, "local": 20, "width": 32, "drawn": 4, "most": 256},
 }
