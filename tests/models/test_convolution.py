@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from coterie.models.convolution import Window, convolution, convolve, max_pool, plain
+from coterie.models.convolution import CHANNELS, Window, convolution, convolve, max_pool, plain
 
 WINDOWS = {
     "same": (Window((1, 1), ((2, 2), (2, 2))), (5, 5), (7, 6)),
     "uneven": (Window((2, 1), ((0, 1), (1, 0))), (3, 2), (9, 8)),
 }
-CLIENTS, EXAMPLES, INPUTS, OUTPUTS = 3, 4, 2, 5
+CLIENTS, EXAMPLES, OUTPUTS = 3, 4, 5
 
 
 def close(a, b):
@@ -22,12 +22,16 @@ def close(a, b):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "accelerator"])
+@pytest.mark.parametrize(
+    "on_cpu, inputs",
+    [(True, 2), (False, 2), (False, CHANNELS)],
+    ids=["cpu", "accelerator, patches", "accelerator, groups"],
+)
 @pytest.mark.parametrize("window, kernel, size", WINDOWS.values(), ids=WINDOWS.keys())
-def test_values_and_gradients_are_those_of_jax(window, kernel, size, on_cpu):
+def test_values_and_gradients_are_those_of_jax(window, kernel, size, on_cpu, inputs):
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((CLIENTS, EXAMPLES, *size, INPUTS), np.float32)
-    w = rng.standard_normal((CLIENTS, *kernel, INPUTS, OUTPUTS), np.float32)
+    x = rng.standard_normal((CLIENTS, EXAMPLES, *size, inputs), np.float32)
+    w = rng.standard_normal((CLIENTS, *kernel, inputs, OUTPUTS), np.float32)
 
     starts = np.stack([w, w[::-1]], axis=1)  # several at each client, all on its images
 
@@ -47,19 +51,19 @@ def test_values_and_gradients_are_those_of_jax(window, kernel, size, on_cpu):
     close(of(convolution(window, on_cpu)), of(partial(plain, window=window)))
 
 
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "accelerator"])
-def test_steps_of_many_clients_have_no_grouped_convolution(on_cpu):
+@pytest.mark.parametrize(
+    "on_cpu, inputs, grouped", [(True, 2, 0), (False, 2, 1), (False, CHANNELS, 2)], ids=["cpu", "few", "many"]
+)
+def test_only_values_and_gradients_of_images_have_a_group_for_each_client(on_cpu, inputs, grouped):
     window, kernel, size = WINDOWS["same"]
-    x, w = jnp.zeros((CLIENTS, EXAMPLES, *size, INPUTS)), jnp.zeros((CLIENTS, *kernel, INPUTS, OUTPUTS))
-    gradient = jax.grad(lambda w, x: convolution(window, on_cpu)(x, w).sum())
+    x, w = jnp.zeros((CLIENTS, EXAMPLES, *size, inputs)), jnp.zeros((CLIENTS, *kernel, inputs, inputs))
 
-    def steps(w, x):
-        return jax.lax.scan(lambda w, _: (w - gradient(w, x), None), w, None, length=2)[0]
+    def program(of):
+        return jax.jit(jax.vmap(jax.grad(loss, of))).lower(x, w).as_text()
 
-    hlo = jax.jit(jax.vmap(steps)).lower(w, x).as_text()
-    assert "feature_group_count = 1" in hlo if on_cpu else "dot_general" in hlo
-    for count in (f"feature_group_count = {CLIENTS}", f"batch_group_count = {CLIENTS}"):
-        assert count not in hlo
+    assert program(0).count(f"feature_group_count = {CLIENTS}") == grouped
+    assert "dot_general" in program(1) or on_cpu
+    assert f"batch_group_count = {CLIENTS}" not in program(1)
 
 
 @pytest.mark.parametrize(

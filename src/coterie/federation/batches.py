@@ -2,10 +2,11 @@
 
 On a CPU, as few as keep a core busy with what lies in its own cache; but more where models that all clients
 have in common are only applied: 800 examples at once took from 18 to 42 % less time than one client's. On an
-accelerator, as many as its memory holds. Convolutions are far slower together than one client after another.
-All that is known from the shapes of an ask, without running it. Who wants to know for sure has it measured
-(`"tune"`). The choice changes results by rounding, and depends on nothing that changes from run to
-run on one machine, so that a resumed run computes exactly the same.
+accelerator, as many as its memory holds; but one after another where a model has convolutions as JAX has
+them, whose gradients are far slower together (those of `coterie.models` are not). All that is known from the
+shapes of an ask, without running it. Who wants to know for sure has it measured (`"tune"`). The choice
+changes results by rounding, and depends on nothing that changes from run to run on one machine, so that a
+resumed run computes exactly the same.
 """
 
 from __future__ import annotations
@@ -85,48 +86,70 @@ def _modelled(
     program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share, count: int, memory: int
 ) -> int:
     """By what one client of the bucket needs."""
-    equations = partial(_equations_of_first, program, learner, everybody, share)
+    equations = partial(_equations_of_some, program, learner, everybody, share)
     if jax.default_backend() == "cpu":
         value = program.shape(learner, everybody, *share.one()).value
         own = bytes_of(value) // 4 * (program.starts or 1)
         best = max(1, IN_CACHE // (math.prod(share.x.shape[1:]) + own))
         in_common = not own and not share.each and share.only is None
-        if in_common and not _convolves(equations()):
+        if in_common and not _convolves(equations(1, inside=True)):
             # every batch lays the models out anew for its products
             best = max(best, TOGETHER // share.x.shape[1])
         return best
-    made = equations()
+    made, together = equations(1), 1
     if _convolves(made):
         return 1
+    if count > 1 and any(_batches_itself(equation) for equation in made):
+        # then it is something else that is made where there are several clients
+        made, together = equations(2), 2
     # all that is made on the way; XLA holds less of it at a time
     need = sum(bytes_of([variable.aval for variable in equation.outvars]) for equation in made)
-    return max(1, min(count, int(OF_MEMORY * memory) // max(need, 1)))
+    return max(1, min(count, int(OF_MEMORY * memory) * together // max(need, 1)))
 
 
-def _equations_of_first(
-    program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share
+def _equations_of_some(
+    program: Program,
+    learner: Learner,
+    everybody: dict[str, PyTree],
+    share: Share,
+    clients: int,
+    inside: bool = False,
 ) -> list[Any]:
-    """The equations of what the first client of a bucket does."""
-    return list(_equations(jax.make_jaxpr(partial(_first, program))(learner, everybody, share).jaxpr))
+    """The equations of what the first clients of a bucket do; see `_equations`."""
+    some = partial(_some_reply, program, clients=clients)
+    return list(_equations(jax.make_jaxpr(some)(learner, everybody, share).jaxpr, inside))
 
 
 def _convolves(equations: list[Any]) -> bool:
     return any(equation.primitive.name == "conv_general_dilated" for equation in equations)
 
 
-def _first(program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share) -> Any:
-    """What the first client of a bucket replies."""
-    inputs = jax.tree.map(lambda a: a[0], share.pick(0, 1))
-    return program.client(learner, everybody, jax.random.key(0), *inputs)
+def _some_reply(
+    program: Program, learner: Learner, everybody: dict[str, PyTree], share: Share, clients: int
+) -> Any:
+    """What the first clients of a bucket reply."""
+    client, inputs = partial(program.client, learner, everybody, jax.random.key(0)), share.pick(0, clients)
+    if clients == 1:
+        return client(*jax.tree.map(lambda a: a[0], inputs))
+    return jax.vmap(client)(*inputs)
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a program, with those of all that it calls."""
+def _equations(jaxpr: Any, inside: bool) -> Iterator[Any]:
+    """The equations of a program, with those of all that it calls.
+
+    `inside` also of what has a way of its own to be computed for several clients.
+    """
     for equation in jaxpr.eqns:
         yield equation
+        if _batches_itself(equation) and not inside:
+            continue
         for inner in jax.tree.leaves(list(equation.params.values())):
             if _is_program(inner):
-                yield from _equations(getattr(inner, "jaxpr", inner))
+                yield from _equations(getattr(inner, "jaxpr", inner), inside)
+
+
+def _batches_itself(equation: Any) -> bool:
+    return bool(equation.primitive.name == "custom_vmap_call")
 
 
 def _is_program(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """Convolutions and pooling of images, fast also where every client has weights of its own.
 
-JAX batches a convolution over weights as one with a group for each set of weights, which is far slower than
-one after another, and its gradients in a loop are slow on a CPU (jax-ml/jax#12868). Both are spelled out here
-instead; benchmarks/convolution.py compares.
+JAX batches a convolution over weights as one with a group for each set of weights. On a GPU that is as fast
+as with one set of weights, but its gradients are not; on a CPU it is far slower than one after another, and
+its gradients in a loop are slow too (jax-ml/jax#12868). So they are spelled out here, for each kind of
+device; benchmarks/convolution.py compares.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from coterie.errors import LearnerError
 Images = Float[Array, "examples height width channels"]
 Kernel = Float[Array, "rows columns inputs outputs"]
 LAYOUT = ("NHWC", "HWIO", "NHWC")
+CHANNELS = 16  # with fewer of them at its input a convolution is a product of patches
 
 
 class Window(NamedTuple):
@@ -71,29 +73,24 @@ def _on_cpu(window: Window) -> tuple[Any, Any]:
         return plain(x, kernel, window)
 
     def backward(x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
-        spans = [(n - 1) * s + 1 for n, s in zip(dy.shape[1:3], dilation, strict=True)]
-        sizes = list(zip(x.shape[1:3], kernel.shape[:2], spans, pads, strict=True))
-        of_x = [(k - 1 - low, n - span + low) for n, k, span, (low, _) in sizes]
-        dx = jax.lax.conv_general_dilated(
-            dy, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), of_x, dilation, dimension_numbers=LAYOUT
-        )
         # channels as examples, examples as channels, and dy as a kernel that moves over them
-        of_kernel = [(low, k - n + span - 1 - low) for n, k, span, (low, _) in sizes]
+        spans = [(n - 1) * s + 1 for n, s in zip(dy.shape[1:3], dilation, strict=True)]
+        sizes = zip(x.shape[1:3], kernel.shape[:2], spans, pads, strict=True)
         turned = jax.lax.conv_general_dilated(
             x.transpose(3, 1, 2, 0),
             dy.transpose(1, 2, 0, 3),
             (1, 1),
-            of_kernel,
+            [(low, k - n + span - 1 - low) for n, k, span, (low, _) in sizes],
             rhs_dilation=dilation,
             dimension_numbers=LAYOUT,
         )
-        return dx, turned.transpose(1, 2, 0, 3)
+        return of_images(x, kernel, dy, window), turned.transpose(1, 2, 0, 3)
 
     return sequential_vmap(forward), sequential_vmap(backward)
 
 
 def _on_accelerator(window: Window) -> tuple[Any, Any]:
-    """Weights of several clients as one batched matrix product of patches; those of one as JAX has it."""
+    """Weights of several clients as groups, with the gradient of the weights as a product of patches."""
 
     @custom_vmap
     def forward(x: Images, kernel: Kernel) -> Images:
@@ -101,10 +98,7 @@ def _on_accelerator(window: Window) -> tuple[Any, Any]:
 
     @custom_vmap
     def backward(x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
-        return gradients(plain, x, kernel, dy)
-
-    def gradients(way: Any, x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
-        dx, dkernel = jax.vjp(lambda x, kernel: way(x, kernel, window), x, kernel)[1](dy)
+        dx, dkernel = jax.vjp(lambda x, kernel: plain(x, kernel, window), x, kernel)[1](dy)
         return dx, dkernel
 
     @forward.def_vmap
@@ -114,14 +108,20 @@ def _on_accelerator(window: Window) -> tuple[Any, Any]:
             y = forward(x.reshape(-1, *x.shape[2:]), kernel)
             return y.reshape(*x.shape[:2], *y.shape[1:]), True
         axes = [0 if of_clients else None for of_clients in batched]
-        return jax.vmap(lambda x, kernel: by_patches(x, kernel, window), axes)(x, kernel), True
+        way = by_patches if kernel.shape[-2] < CHANNELS else plain
+        return jax.vmap(partial(way, window=window), axes)(x, kernel), True
 
     @backward.def_vmap
     def many_backward(
         count: int, batched: list[bool], x: Array, kernel: Array, dy: Array
     ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+        def one(x: Images, kernel: Kernel, dy: Images) -> tuple[Images, Kernel]:
+            seen = patches(x, kernel.shape[:2], window)
+            dkernel = jnp.einsum("nhwp,nhwo->po", seen, dy).reshape(kernel.shape)
+            return of_images(x, kernel, dy, window), dkernel
+
         axes = [0 if of_clients else None for of_clients in batched]
-        return jax.vmap(partial(gradients, by_patches), axes)(x, kernel, dy), (True, True)
+        return jax.vmap(one, axes)(x, kernel, dy), (True, True)
 
     return forward, backward
 
@@ -131,16 +131,32 @@ def plain(x: Images, kernel: Kernel, window: Window) -> Images:
     return jax.lax.conv_general_dilated(x, kernel, window.stride, window.padding, dimension_numbers=LAYOUT)
 
 
+def of_images(x: Images, kernel: Kernel, dy: Images, window: Window) -> Images:
+    """The gradient of the images: dy, spread out by the strides, with the kernel turned around."""
+    pads = []
+    for n, k, m, stride, (low, _) in zip(
+        x.shape[1:3], kernel.shape[:2], dy.shape[1:3], window.stride, window.padding, strict=True
+    ):
+        pads.append((k - 1 - low, n - (m - 1) * stride - 1 + low))
+    return jax.lax.conv_general_dilated(
+        dy, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), pads, window.stride, dimension_numbers=LAYOUT
+    )
+
+
 def by_patches(x: Images, kernel: Kernel, window: Window) -> Images:
     """The convolution as one matrix product: what the kernel sees of an image, times the kernel."""
-    rows, columns, inputs, outputs = kernel.shape
+    return patches(x, kernel.shape[:2], window) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def patches(
+    x: Images, size: tuple[int, ...], window: Window
+) -> Float[Array, "examples height width rows*columns*channels"]:
+    """What a kernel of so many rows and columns sees of an image from each place."""
     x = jnp.pad(x, ((0, 0), *window.padding, (0, 0)))
-    seen = [
-        column
-        for row in _moved(x, rows, window.stride[0], axis=1)
-        for column in _moved(row, columns, window.stride[1], axis=2)
-    ]
-    return jnp.concatenate(seen, axis=-1) @ kernel.reshape(rows * columns * inputs, outputs)
+    # first what it sees of a row: 5 + 5 parts are put together far faster than 25
+    for axis in (2, 1):
+        x = jnp.concatenate(_moved(x, size[axis - 1], window.stride[axis - 1], axis), axis=-1)
+    return x
 
 
 def max_pool(x: Images, size: int) -> Images:
