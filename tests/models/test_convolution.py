@@ -58,6 +58,9 @@ def test_only_values_and_gradients_of_images_have_a_group_for_each_client(on_cpu
     window, kernel, size = WINDOWS["same"]
     x, w = jnp.zeros((CLIENTS, EXAMPLES, *size, inputs)), jnp.zeros((CLIENTS, *kernel, inputs, inputs))
 
+    def loss(x, w):
+        return jnp.square(convolution(window, on_cpu)(x, w)).sum()
+
     def program(of):
         return jax.jit(jax.vmap(jax.grad(loss, of))).lower(x, w).as_text()
 
