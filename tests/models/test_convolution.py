@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from coterie.models.convolution import CHANNELS, Window, convolution, convolve, max_pool, plain
+from coterie.models.convolution import CHANNELS, Window, convolution, convolve, plain, pooling
 
 WINDOWS = {
     "same": (Window((1, 1), ((2, 2), (2, 2))), (5, 5), (7, 6)),
@@ -69,6 +69,7 @@ def test_only_values_and_gradients_of_images_have_a_group_for_each_client(on_cpu
     assert f"batch_group_count = {CLIENTS}" not in program(1)
 
 
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "accelerator"])
 @pytest.mark.parametrize(
     "shape, size",
     [
@@ -76,21 +77,24 @@ def test_only_values_and_gradients_of_images_have_a_group_for_each_client(on_cpu
         *(pytest.param(s, n, marks=pytest.mark.slow) for s in ((1, 1), (6, 6)) for n in (2, 3)),
     ],
 )
-def test_pooling_takes_the_largest_of_each_window(shape, size):
-    x = np.random.default_rng(0).standard_normal((2, *shape, 3)).astype(np.float32)
+def test_pooling_takes_the_largest_of_each_window(shape, size, on_cpu):
+    x = np.random.default_rng(0).standard_normal((2, 2, *shape, 3)).astype(np.float32)
 
     def usual(x):
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, 2, 2, 1), "SAME")
 
     def of(way):
-        return way(x), jax.grad(lambda x: jnp.square(way(x)).sum())(x)
+        one = jax.value_and_grad(lambda x: jnp.square(way(x)).sum())
+        return way(x[0]), jax.jit(jax.vmap(one))(x)
 
-    close(of(lambda x: max_pool(x, size)), of(usual))
+    close(of(pooling(size, on_cpu)), of(usual))
+    x[:, 0, -1] = np.nan  # a model that diverged is not to be hidden
+    np.testing.assert_array_equal(*(jnp.isnan(of(way)[1][0]) for way in (pooling(size, on_cpu), usual)))
 
 
-def test_a_layer_is_applied_as_equinox_would():
+def test_a_layer_is_applied_as_equinox_would_without_its_bias():
     x = np.random.default_rng(0).standard_normal((2, 6, 5, 3)).astype(np.float32)
     for settings in ({"padding": "SAME"}, {"padding": 1, "stride": 2}, {"use_bias": False}):
         layer = eqx.nn.Conv2d(3, 4, 3, key=jax.random.key(0), **settings)
         wanted = jax.vmap(layer)(x.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
-        close(convolve(layer, x), wanted)
+        close(convolve(layer, x) + (0 if layer.bias is None else layer.bias.reshape(-1)), wanted)

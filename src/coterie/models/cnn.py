@@ -94,11 +94,13 @@ class CNN(Sized):
         """What the last layer sees."""
         x, last = images(x, "CNN"), len(self.channels) - 1
         for i, layer in enumerate(params.layers[: last + 1]):
-            x = jax.nn.relu(convolve(layer, x))
+            x, bias = convolve(layer, x), layer.bias.reshape(-1)
             if self.response_norm and i == last:
-                x = _response_norm(x)
-            x = max_pool(x, self.pool)
-            if self.response_norm and i == 0 and i != last:
+                x = max_pool(_response_norm(jax.nn.relu(x + bias)), self.pool)
+                continue
+            # the same as in the usual order, on fewer numbers
+            x = jax.nn.relu(max_pool(x, self.pool) + bias)
+            if self.response_norm and i == 0:
                 x = _response_norm(x)
         z = x.reshape(len(x), -1)
         for layer in params.layers[last + 1 : -1]:

@@ -44,13 +44,12 @@ def images(x: Array, model: str) -> Images:
 
 
 def convolve(layer: eqx.nn.Conv2d, x: Images) -> Images:
-    """A convolutional layer applied to a batch of images with their channels last."""
+    """What a convolutional layer does to a batch of images with their channels last, without its bias."""
     padding: Any = layer.padding
     if isinstance(padding, str):
         padding = jax.lax.padtype_to_pads(x.shape[1:3], layer.kernel_size, layer.stride, padding)
     window = Window(tuple(layer.stride), tuple((low, high) for low, high in padding))
-    y = convolution(window, on_cpu=jax.default_backend() == "cpu")(x, layer.weight.transpose(2, 3, 1, 0))
-    return y if layer.bias is None else y + layer.bias.reshape(-1)
+    return convolution(window, on_cpu=jax.default_backend() == "cpu")(x, layer.weight.transpose(2, 3, 1, 0))
 
 
 @cache
@@ -154,16 +153,26 @@ def patches(
     """What a kernel of so many rows and columns sees of an image from each place."""
     x = jnp.pad(x, ((0, 0), *window.padding, (0, 0)))
     # first what it sees of a row: 5 + 5 parts are put together far faster than 25
-    for axis in (2, 1):
-        x = jnp.concatenate(_moved(x, size[axis - 1], window.stride[axis - 1], axis), axis=-1)
-    return x
+    of_row = jnp.concatenate(_moved(x, size[1], window.stride[1], axis=2), axis=-1)
+    of_row = jax.lax.optimization_barrier(of_row)
+    return jnp.concatenate(_moved(of_row, size[0], window.stride[0], axis=1), axis=-1)
 
 
 def max_pool(x: Images, size: int) -> Images:
     """The largest of each window of size x size, every second one; what lies outside the image is left out.
 
-    Of the same shape and values as a `reduce_window` with "SAME" padding, whose gradient is far slower.
+    Of the same values as a `reduce_window` with "SAME" padding, whose gradient is far slower.
     """
+    return pooling(size, on_cpu=jax.default_backend() == "cpu")(x)
+
+
+@cache
+def pooling(size: int, on_cpu: bool) -> Callable[[Images], Images]:
+    """Pooling over windows of that size, as it is computed on such a device."""
+    return partial(_pool_by_axes, size=size) if on_cpu else _remembering_pool(size)
+
+
+def _pool_by_axes(x: Images, size: int) -> Images:
     for axis in (1, 2):
         pads: list[tuple[int, int]] = [(0, 0)] * 4
         (pads[axis],) = jax.lax.padtype_to_pads(x.shape[axis : axis + 1], (size,), (2,), "SAME")
@@ -172,6 +181,45 @@ def max_pool(x: Images, size: int) -> Images:
         for other in others:
             x = jnp.maximum(x, other)
     return x
+
+
+def _remembering_pool(size: int) -> Callable[[Images], Images]:
+    """Pooling that remembers which place of each window was the largest, the first of several."""
+
+    def pads_of(height: int, width: int) -> list[tuple[int, int]]:
+        return jax.lax.padtype_to_pads((height, width), (size, size), (2, 2), "SAME")
+
+    def forward(x: Images) -> tuple[Images, tuple[Array, Any]]:
+        pads = ((0, 0), *pads_of(*x.shape[1:3]), (0, 0))
+        padded = jnp.pad(x, pads, constant_values=-jnp.inf)
+        seen = [column for row in _moved(padded, size, 2, axis=1) for column in _moved(row, size, 2, axis=2)]
+        largest, place = seen[0], jnp.zeros(seen[0].shape, jnp.uint8)
+        for i, other in enumerate(seen[1:], 1):
+            larger = (other > largest) | jnp.isnan(other)
+            largest, place = jnp.where(larger, other, largest), jnp.where(larger, jnp.uint8(i), place)
+        # or it would be computed anew wherever a number of it is needed, and on a GPU that is in many places
+        largest, place = jax.lax.optimization_barrier((largest, place))
+        return largest, (place, x[:0])
+
+    def backward(kept: tuple[Array, Any], dy: Images) -> tuple[Images]:
+        place, like = kept
+        sizes = list(zip(like.shape[1:3], dy.shape[1:3], pads_of(*like.shape[1:3]), strict=True))
+        dx: Any = 0
+        for i in range(size**2):
+            spread = [(0, 0, 0)] * 4
+            for axis, ((n, m, (low, _)), at) in enumerate(zip(sizes, divmod(i, size), strict=True), 1):
+                spread[axis] = (at - low, n - (at - low) - 2 * m + 1, 1)
+            dx = dx + jax.lax.pad(jnp.where(place == i, dy, 0), jnp.zeros((), dy.dtype), spread)
+        return (jax.lax.optimization_barrier(dx),)
+
+    def largest_of(x: Images) -> Images:
+        pads = ((0, 0), *pads_of(*x.shape[1:3]), (0, 0))
+        whole = (1, size, size, 1), (1, 2, 2, 1)
+        return cast(Array, jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *whole, pads))
+
+    pooled: Any = jax.custom_vjp(largest_of)
+    pooled.defvjp(forward, backward)
+    return cast(Callable[[Images], Images], pooled)
 
 
 def _moved(x: Array, size: int, stride: int, axis: int) -> list[Array]:
