@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from coterie import storage
 from coterie.errors import RunFolderError, StorageError
@@ -114,3 +115,19 @@ def test_damaged_arrays_name_the_file(tmp_path, damage):
         storage.read_arrays(tmp_path / "nowhere")
     with pytest.raises(RunFolderError, match=re.escape(f"{path} cannot be read: ")):
         storage.read_arrays(path)
+
+
+def test_arrays_that_are_not_what_was_written_are_refused(tmp_path):
+    path = tmp_path / "arrays"
+    storage.write_arrays(path, {"a": np.arange(6.0).reshape(2, 3), "b": np.zeros(0, np.int32)}, {"of": "me"})
+    whole = path.read_bytes()
+    np.testing.assert_array_equal(storage.read_arrays(path)["a"], np.arange(6.0).reshape(2, 3))
+    for place in (whole.index(b'"me"') + 1, len(whole) - 1):  # a word, and a number
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(RunFolderError, match=r"arrays is damaged: it does not hold what was written"):
+            storage.read_arrays(path)
+
+
+def test_arrays_of_others_have_no_digest(tmp_path):
+    save_file({"a": np.ones(2)}, tmp_path / "arrays")
+    np.testing.assert_array_equal(storage.read_arrays(tmp_path / "arrays")["a"], np.ones(2))

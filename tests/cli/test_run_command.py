@@ -1,19 +1,23 @@
 """`coterie run`, as a person and as a program use it."""
 
+import gc
 import importlib
 import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import coterie
+from coterie.algorithms.observer import Moment, Observer, Place
 from coterie.cli.main import app
 from coterie.errors import ConfigError
 
@@ -309,3 +313,73 @@ def test_on_a_terminal_progress_is_a_bar_and_json_is_still_json(tmp_path):
     for part in ("ifca", "━", "20/20", "loss 0.", "clusters ", "rounds/s"):
         assert part in last
     assert tomllib.loads((tmp_path / "a" / "experiment.toml").read_text())["baselines"] == []
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------
+
+
+class Presses(Observer):
+    """Presses Ctrl-C after the third round: at once, or where Python drops what that raises."""
+
+    def __init__(self, dropped):
+        self.dropped = dropped
+
+    def press(self, *_):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):  # a signal is heard of between two steps of Python
+            pass
+
+    def after(self, moment):
+        if moment.place.done != 3 or not self.dropped:
+            return None if moment.place.done < 3 else self.press()
+        gc.callbacks.append(self.press)
+        try:
+            gc.collect()
+        finally:
+            gc.callbacks.remove(self.press)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_ends_a_run_and_says_how_to_go_on(finished, tmp_path, monkeypatch, dropped):
+    monkeypatch.setattr(cli, "lines", lambda console, name, rounds: nullcontext(Presses(dropped)))
+    out = tmp_path / "a run"
+    answer = invoke("run", *SMALL, "--out", out, "--checkpoint-every", 0)
+    assert answer.exit_code == 130
+    assert answer.stderr == (
+        f"stopped: what was computed is kept; go on with: coterie run --resume --out '{out}'\n"
+    )
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = (out / "rounds.jsonl").read_text().splitlines()
+    assert len(before) == 3
+    monkeypatch.undo()
+    assert invoke("run", "--resume", "--out", out).exit_code == 0
+    assert (out / "rounds.jsonl").read_text().splitlines()[:3] == before
+    for name in ("models.safetensors", "baselines/global/models.safetensors"):
+        assert (out / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
+def test_ctrl_c_before_anything_is_computed(tmp_path, monkeypatch):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "execute", pressed)
+    answer = invoke("run", *SMALL, "--out", tmp_path / "a")
+    assert (answer.exit_code, answer.stderr) == (130, "stopped: nothing was computed yet.\n")
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_ends_a_reproduction(tmp_path, monkeypatch, dropped):
+    presses = Presses(dropped)
+
+    @contextmanager
+    def shown(console, name, steps):
+        yield lambda done, said: said and presses.after(Moment(None, Place(3), None, None, ()))
+
+    monkeypatch.setattr("coterie.papers.progress.lines", shown)
+    out = tmp_path / "a"
+    answer = invoke("reproduce", "ifca/rates", "--scale", "smoke", "--out", out)
+    assert answer.exit_code == 130
+    assert answer.stderr == "stopped: finished points are kept; the same command goes on.\n"
+    assert len(list((out / "points").iterdir())) == 1

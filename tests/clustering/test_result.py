@@ -292,9 +292,9 @@ def test_a_folder_without_a_clustering_is_named(tmp_path):
 
 
 DAMAGES = {
-    "clustering.json": ["cut short", "[]", "3", '{"spec": []}', '{"spec": {"x": 1}}'],
+    "clustering.json": ["cut short", "[]", "3", '{"spec": []}', '{"spec": {"x": 1}}', "another seed"],
     "models.safetensors": ["cut short", "missing"],
-    "rounds.jsonl": ["cut short", "missing"],
+    "rounds.jsonl": ["cut short", "missing", ""],
 }
 
 
@@ -309,6 +309,9 @@ def test_a_file_that_is_missing_cut_short_or_of_something_else_is_damage(tmp_pat
     elif damage == "missing":
         path.unlink()
         sentence = name
+    elif damage == "another seed":
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "seed": content["seed"] + 1}))
     else:
         path.write_text(damage)
     with pytest.raises(RunFolderError, match=sentence):

@@ -163,6 +163,35 @@ def test_a_damaged_experiment_is_named(tmp_path, content, reason):
     assert RunFolder(tmp_path).experiment() == ONE
 
 
+def test_an_experiment_that_was_changed_after_the_run_began_is_refused(tmp_path):
+    claim(tmp_path)
+    file = tmp_path / EXPERIMENT
+    file.write_text(file.read_text().replace("seed = 1", "seed = 2"))
+    for experiment in (ONE, OTHER):  # to take the changed file for the experiment does not help
+        with pytest.raises(RunFolderError, match=r"experiment\.toml was changed after the run began") as raised:
+            claim(tmp_path, experiment, resume=True)
+        sentence(raised)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(file.read_text())
+    claim(tmp_path / "another", Experiment.read(Experiment.from_file(copy)))
+    assert RunFolder(tmp_path / "another").experiment() == OTHER
+
+
+def test_two_processes_do_not_compute_in_one_folder(tmp_path):
+    folder, other = (RunFolder(tmp_path / "runs" / "a") for _ in range(2))
+    with folder.claimed(ONE, resume=False, overwrite=False):
+        for options in ({"resume": True, "overwrite": False}, {"resume": False, "overwrite": True}):
+            with (
+                pytest.raises(RunFolderError, match="another process computes in") as raised,
+                other.claimed(ONE, **options),
+            ):
+                pass
+            sentence(raised)
+        assert folder.experiment() == ONE
+    with other.claimed(ONE, resume=True, overwrite=False):
+        pass
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_is_no_folder(tmp_path, overwrite):
     (tmp_path / "file").write_text("mine")
@@ -318,7 +347,8 @@ def test_a_run_that_goes_on_from_elsewhere_is_written_down_from_its_beginning(fo
 
 
 def metadata(**changes):
-    usual = {"place": "[3, 1, 9, false]", "lines": "3", "clients": '["a"]', "spec": json.dumps(asdict(SPEC))}
+    spec = json.dumps(asdict(SPEC))
+    usual = {"place": "[3, 1, 9, false]", "lines": "3", "rounds": "", "clients": '["a"]', "spec": spec}
     return {name: word for name, word in {**usual, **changes}.items() if word is not None}
 
 
@@ -342,6 +372,7 @@ def rewritten(**changes):
         (rewritten(place="[1, 2, 3, false, 5]"), ""),
         (rewritten(place='["a", "b", "c", "d"]'), ""),
         (rewritten(lines="many"), "many"),
+        (rewritten(rounds=None), "rounds"),
         (rewritten(spec="{}"), ""),
     ],
 )
@@ -437,6 +468,7 @@ def test_a_run_of_something_else_is_not_continued(folder, algorithm, learner, tr
         (lambda lines: [lines[0], b"\xff\n", lines[2]], "is damaged"),
         (lambda lines: [lines[0], b"{}\n", lines[2]], "is damaged"),
         (lambda lines: [lines[0], b"3\n", lines[2]], "is damaged"),
+        (lambda lines: [lines[0], lines[1].replace(b'"asked":4', b'"asked":5'), lines[2]], "was changed"),
     ],
 )
 def test_rounds_that_are_missing_or_damaged_are_refused(folder, keep, reason):

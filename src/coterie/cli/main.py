@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -19,6 +20,7 @@ import coterie
 from coterie import registry
 from coterie.cli import flower, reproduce
 from coterie.cli.errors import clear_errors
+from coterie.cli.stop import stoppable
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.run import processes as several
 from coterie.run.config import Experiment, Section, setting, value_of, with_options
@@ -125,7 +127,8 @@ def run(
     speaks = own is None or own.first
     with clear_errors(*(() if speaks else (f"{own}: ", (RunFolderError,)))):
         console = Console(stderr=True)
-        with nullcontext(folder) if own is None else several.together(own, folder) as mine:
+        together = nullcontext(folder) if own is None else several.together(own, folder)
+        with stoppable(partial(_how_to_go_on, folder)) as stop, together as mine:
             execute(
                 experiment,
                 mine,
@@ -133,6 +136,7 @@ def run(
                 overwrite=overwrite,
                 checkpoint_every=checkpoint_every if speaks else math.inf,
                 progress=partial(bar if console.is_terminal else lines, console) if speaks else None,
+                observers=[stop],
             )
         if not speaks:
             return
@@ -142,6 +146,14 @@ def run(
         else:
             show_summary(Console(), summary)
             print(f"\nThe run is in {folder.path}. See it in pictures: coterie report {folder.path}")
+
+
+def _how_to_go_on(folder: RunFolder) -> str:
+    if not folder.exists:
+        return "nothing was computed yet."
+    return (
+        f"what was computed is kept; go on with: coterie run --resume --out {shlex.quote(str(folder.path))}"
+    )
 
 
 @app.command()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.errors import clear_errors
+from coterie.cli.stop import Stop, stoppable
 from coterie.errors import ConfigError, CoterieError
 from coterie.words import count
 
@@ -60,12 +63,12 @@ def reproduce(
     Writes the figure (PNG, SVG), a table (CSV, Markdown) and all results with settings and provenance (JSON)
     to a folder. Every finished point is kept there, and the same command continues where it stopped.
     """
-    with clear_errors():
+    with clear_errors(), stoppable(lambda: "finished points are kept; the same command goes on.") as stop:
         from coterie import papers  # takes a moment, which other commands need not spend
         from coterie.papers.progress import bar, lines
 
         console = Console(stderr=True)
-        progress = partial(bar if console.is_terminal else lines, console)
+        progress = partial(_ending, stop, partial(bar if console.is_terminal else lines, console))
         if all_:
             if name is not None or trials is not None or only is not None:
                 raise ConfigError(
@@ -81,6 +84,18 @@ def reproduce(
             print(json.dumps(found))
         else:
             _show(Console(), found)
+
+
+@contextmanager
+def _ending(stop: Stop, progress: Any, name: str, steps: int) -> Iterator[Any]:
+    """Progress that is shown until Ctrl-C is pressed."""
+    with progress(name, steps) as show:
+
+        def shown(done: int, said: str | None) -> None:
+            show(done, said)
+            stop.now()
+
+        yield shown
 
 
 def _list(figures: Any, json_: bool) -> None:

@@ -218,12 +218,18 @@ class Clustering:
             "spec": asdict(self.spec),
             "provenance": self.provenance,
         }
-        # not indented, which takes ten times as long: there may be a million clients
-        storage.write_text(folder / FILE, json.dumps(content, allow_nan=False) + "\n")
+        content["rounds"] = storage.digest(lines.encode())
+        content[storage.DIGEST] = storage.digest(_text(content).encode())
+        storage.write_text(folder / FILE, _text(content) + "\n")
 
     def __repr__(self) -> str:
         name = self.algorithm.get("name", "clustering")
         return f"Clustering({name}: {self.k} clusters of {', '.join(map(str, self.sizes))} clients)"
+
+
+def _text(content: dict[str, Any]) -> str:
+    # not indented, which takes ten times as long: there may be a million clients
+    return json.dumps(content, allow_nan=False)
 
 
 def _stack(arrays: dict[str, np.ndarray], prefix: str, one: PyTree) -> PyTree:
@@ -243,6 +249,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
         raise RunFolderError(f"{folder} holds no finished clustering ({FILE} is missing).")
     content = storage.read_json(folder / FILE)
     try:
+        written = (folder / ROUNDS).read_text()
         spec = Spec.from_json(content["spec"])
         arrays = storage.read_arrays(folder / MODELS)
         tables = {name: arrays.pop(name, None) for name in TABLES}
@@ -250,19 +257,25 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
         own = {name: arrays.pop(name) for name in list(arrays) if name.startswith("personal.")}
         models = _stack(arrays, "models.", known.shapes(spec))
         personal = _stack(own, "personal.", known.shapes(spec)) if own else None
-        lines = (folder / ROUNDS).read_text().splitlines()
-        return Clustering(
+        found = Clustering(
             ids=np.array(content["ids"]),
             assignment=np.array(content["assignment"], np.int32),
             models=models,
             learner=known,
             spec=spec,
-            history=History([from_line(line) for line in lines], len(content["ids"]), content["restart"]),
+            history=History(
+                list(map(from_line, written.splitlines())), len(content["ids"]), content["restart"]
+            ),
             personal=personal,
             **tables,
             algorithm=content["algorithm"],
             seed=content["seed"],
             provenance=content["provenance"],
         )
+        told = content.pop(storage.DIGEST)
+        for name, digest, text in ((FILE, told, _text(content)), (ROUNDS, content["rounds"], written)):
+            if digest != storage.digest(text.encode()):
+                raise RunFolderError(f"{folder / name} is damaged: it does not hold what was written to it.")
+        return found
     except (LookupError, AttributeError, TypeError, ValueError, OSError, StopIteration) as error:
         raise RunFolderError(f"{folder} is damaged: {type(error).__name__}: {error}.") from error

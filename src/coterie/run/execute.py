@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -36,13 +36,14 @@ def execute(
     overwrite: bool = False,
     checkpoint_every: float = 5.0,
     progress: Progress | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Clustering:
     """Run an experiment and its baselines.
 
     The clients are those of `federation`; when there is none, those of the experiment's data set, simulated.
     What a folder already holds of this experiment is not computed again with `resume`. The state is kept
     every `checkpoint_every` seconds, which changes no result. `progress(name, rounds)` gives a context in
-    which rounds are shown.
+    which rounds are shown; `observers` watch every method.
     """
     if federation is not None and resume and not overwrite:
         # whoever took part counts, connected at this moment or not
@@ -66,11 +67,11 @@ def execute(
             _algorithm(baseline, clients).check(clients.federation.clients, learner)
         except SettingError as error:
             raise SettingError(f"baselines: {baseline.algorithm['name']}: {error}") from error
-    folder.claim(experiment, resume, overwrite)
-    found = _one(experiment, clients, folder, checkpoint_every, progress)
-    for part, baseline in baselines:
-        part.claim(baseline, resume=True, overwrite=False)
-        _one(baseline, clients, part, checkpoint_every, progress)
+    with folder.claimed(experiment, resume, overwrite):
+        found = _one(experiment, clients, folder, checkpoint_every, progress, observers)
+        for part, baseline in baselines:
+            part.claim(baseline, resume=True, overwrite=False)
+            _one(baseline, clients, part, checkpoint_every, progress, observers)
     return found
 
 
@@ -125,6 +126,7 @@ def _one(
     folder: RunFolder,
     checkpoint_every: float,
     progress: Progress | None,
+    observers: Sequence[Observer],
 ) -> Clustering:
     algorithm = _algorithm(experiment, clients)
     with tuning.remembered_in(folder.path / BATCH):
@@ -137,11 +139,9 @@ def _one(
                 else progress(experiment.algorithm["name"], algorithm.expected_rounds)
             )
             with shown as show:
+                watching = [Recorder(folder, checkpoint_every), *([] if show is None else [show]), *observers]
                 found = algorithm.fit(
-                    clients.federation,
-                    experiment.make_learner(),
-                    seed=experiment.seed,
-                    observers=[Recorder(folder, checkpoint_every), *([] if show is None else [show])],
+                    clients.federation, experiment.make_learner(), seed=experiment.seed, observers=watching
                 )
             found.save(folder.path)
         path = folder.path / EVALUATION

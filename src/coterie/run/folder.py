@@ -11,12 +11,15 @@ report.html             made by `coterie report`
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -41,6 +44,10 @@ EXPERIMENT, CHECKPOINT, EVALUATION, BATCH, BASELINES = (
 OURS = (CHECKPOINT, EVALUATION, BATCH, result.FILE, result.MODELS, result.ROUNDS, "report.html", EXPERIMENT)
 
 
+# before the last word of an experiment that has begun; what is not a folder's own may be changed
+SEAL = "# A run has begun with this. Copy it to change it: "
+
+
 class RunFolder:
     """A run on disk."""
 
@@ -49,12 +56,19 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The experiment that the folder belongs to."""
-        if not (self.path / EXPERIMENT).exists():
+        file = self.path / EXPERIMENT
+        if not file.exists():
             raise RunFolderError(f"{self.path} holds no run ({EXPERIMENT} is missing).")
         try:
-            return Experiment.read(Experiment.from_file(self.path / EXPERIMENT))
+            found = Experiment.read(Experiment.from_file(file))
         except ConfigError as error:
-            raise RunFolderError(f"{self.path / EXPERIMENT} is damaged: {error}") from error
+            raise RunFolderError(f"{file} is damaged: {error}") from error
+        content, seal, written = file.read_text("utf-8").rpartition(SEAL)
+        if seal and storage.digest(content.encode()) != written.strip():
+            raise RunFolderError(
+                f"{file} was changed after the run began: undo that, or run a copy of it with another --out."
+            )
+        return found
 
     @property
     def exists(self) -> bool:
@@ -83,7 +97,18 @@ class RunFolder:
                 "choose another --out, or replace them with --overwrite."
             )
         else:
-            storage.write_text(self.path / EXPERIMENT, experiment.to_toml())
+            content = experiment.to_toml() + "\n"
+            storage.write_text(self.path / EXPERIMENT, f"{content}{SEAL}{storage.digest(content.encode())}\n")
+
+    @contextmanager
+    def claimed(self, experiment: Experiment, resume: bool, overwrite: bool) -> Iterator[None]:
+        """The folder as this experiment's, in which no other process computes meanwhile; see `claim`."""
+        if not self.path.exists():
+            with storage.writing(self.path):
+                self.path.mkdir(parents=True)
+        with _locked(self.path):
+            self.claim(experiment, resume, overwrite)
+            yield
 
     def check(self, experiment: Experiment) -> None:
         """See that the run in the folder is of this experiment."""
@@ -114,12 +139,42 @@ class RunFolder:
         return RunFolder(self.path / BASELINES / name)
 
 
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Held by this process alone, which needs no file: the system lets go when a process ends, however."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    number = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"another process computes in {path}: wait until it has ended, or choose another --out."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(number)
+
+
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
 
 
-def _checkpoint(path: Path) -> tuple[np.ndarray, Spec, Place, int] | None:
+class _Lines(NamedTuple):
+    """Of the file of rounds: what it held at some moment."""
+
+    number: int
+    digest: str
+
+
+def _checkpoint(path: Path) -> tuple[np.ndarray, Spec, Place, _Lines] | None:
     """What a checkpoint says of itself: clients, shape of an example, where the run stands, lines so far."""
     if not path.exists():
         return None
@@ -129,7 +184,7 @@ def _checkpoint(path: Path) -> tuple[np.ndarray, Spec, Place, int] | None:
         ids, spec = np.array(json.loads(words["clients"])), Spec.from_json(json.loads(words["spec"]))
         done, first, last, ended = json.loads(words["place"])
         place = Place(int(done), int(first), int(last), bool(ended))
-        return ids, spec, place, int(words["lines"])
+        return ids, spec, place, _Lines(int(words["lines"]), words["rounds"])
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} does not fit this experiment ({str(error).rstrip('.')}): start again with --overwrite."
@@ -149,6 +204,7 @@ class Recorder(Observer):
         self._every = every
         self._saved = time.monotonic()
         self._lines: int | None = None  # that the file of rounds holds; None while they are not this run's
+        self._written = hashlib.blake2b(digest_size=16)  # of these
 
     def saved(self) -> Saved | None:
         """The run at the last checkpoint; see `Observer`."""
@@ -161,22 +217,27 @@ class Recorder(Observer):
 
     def resumed(self, moment: Moment) -> None:
         """What is written down is what led there; see `Observer`."""
-        storage.write_text(self._rounds, "".join(record.to_line() + "\n" for record in moment.new))
+        content = "".join(record.to_line() + "\n" for record in moment.new)
+        storage.write_text(self._rounds, content)
+        self._written = hashlib.blake2b(content.encode(), digest_size=16)
         self._lines = len(moment.new)
 
-    def _kept_records(self, kept: int) -> list[Record]:
+    def _kept_records(self, kept: _Lines) -> list[Record]:
         # lines after the checkpoint, the last perhaps torn, belong to rounds that are computed again
-        lines = self._rounds.read_bytes().splitlines()[:kept] if self._rounds.exists() else []
+        content = self._rounds.read_bytes() if self._rounds.exists() else b""
+        lines = content.splitlines(keepends=True)[: kept.number]
         try:
             records = [from_line(line.decode()) for line in lines]
         except (LookupError, TypeError, ValueError) as error:
             raise RunFolderError(
                 f"{self._rounds} is damaged ({error!r}): start again with --overwrite."
             ) from error
-        if len(records) < kept:
+        if len(records) < kept.number:
             raise RunFolderError(
                 f"{self._rounds} lacks rounds that were computed: start again with --overwrite."
             )
+        if storage.digest(b"".join(lines)) != kept.digest:
+            raise RunFolderError(f"{self._rounds} was changed: start again with --overwrite.")
         return records
 
     def wants_states(self) -> bool:
@@ -187,15 +248,18 @@ class Recorder(Observer):
         """Something happened; see `Observer`."""
         if self._lines is None:
             storage.write_text(self._rounds, "")
-        with storage.writing(self._rounds), open(self._rounds, "a") as file:
-            file.writelines(record.to_line() + "\n" for record in moment.new)
+        content = "".join(record.to_line() + "\n" for record in moment.new).encode()
+        with storage.writing(self._rounds), open(self._rounds, "ab") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        self._written.update(content)
         self._lines = (self._lines or 0) + len(moment.new)
         if moment.states is not None and self.wants_states():
             metadata = {
                 "place": json.dumps(moment.place),
                 "lines": str(self._lines),
+                "rounds": self._written.hexdigest(),
                 "clients": json.dumps(moment.ids.tolist()),
                 "spec": json.dumps(asdict(moment.spec)),
             }
