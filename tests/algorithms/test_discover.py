@@ -206,7 +206,7 @@ def test_the_bound_is_that_of_one_false_objection_in_a_hundred():
         ({"error": 0.0}, "error must be a probability above 0 and below 1, not 0.0"),
         ({"error": 1.0}, "error must be a probability"),
         ({"margin": -1.0}, "margin must not be negative"),
-        ({"objection": float("nan")}, "objection must not be negative"),
+        ({"objection": float("nan")}, "objection must be a number, not nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, says):

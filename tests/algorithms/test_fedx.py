@@ -115,10 +115,10 @@ def test_soft_labels_become_hard_ones_as_it_gets_cold():
         ({"k": None}, r"k must be given, unless init=Components\(\) finds it"),
         ({"init": ct.Components()}, r"Components\(\) finds the number of clusters: leave k out"),
         ({"normalise": "all"}, "normalise must be 'cluster' or 'participants'"),
-        ({"normalise": "clients"}, "use normalise='participants'"),  # weights are by examples
+        ({"normalise": "clients"}, "normalise must be 'cluster' or 'participants', not 'clients'"),
         ({"temperature": -1.0}, "temperature must be 0 or a positive number"),
         ({"temperature": float("inf")}, "temperature must be 0 or a positive number"),
-        ({"temperature": float("nan")}, "temperature must be 0 or a positive number"),
+        ({"temperature": float("nan")}, "temperature must be a number, not nan"),
         ({"temperature": 1.0, "aggregate": ct.Median()}, "only a mean can weigh: leave aggregate out"),
         ({"temperature": 1.0, "aggregate": ct.FedAvgM()}, "only a mean can weigh: leave aggregate out"),
     ],

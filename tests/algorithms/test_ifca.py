@@ -344,9 +344,9 @@ def test_models_may_be_given_as_a_matrix_or_as_a_stack():
     ],
 )
 def test_impossible_settings_are_refused(change, words):
-    algorithm = dataclasses.replace(ct.IFCA(k=K, rounds=1), **change)
+    usual, data = ct.IFCA(k=K, rounds=1), population().train
     with pytest.raises(SettingError, match=words) as raised:
-        algorithm.fit(population().train, learner(steps=1))
+        dataclasses.replace(usual, **change).fit(data, learner(steps=1))
     assert is_one_sentence(raised)
 
 

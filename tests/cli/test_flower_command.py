@@ -149,3 +149,14 @@ def test_up_says_that_it_is_ready_in_json(tmp_path):
     home, *command = shlex.split(ready["command"])
     assert home == f"FLWR_HOME={project / '.flwr'}"
     assert command == ["flwr", "run", str(project), "local", "--stream"]
+
+
+@pytest.mark.parametrize("command", ["new", "keys", "up"])
+def test_without_flower_it_says_how_to_get_it(tmp_path, monkeypatch, command):
+    for name in [name for name in sys.modules if name.startswith(("flwr", "coterie.flower"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    answer = CliRunner().invoke(app, ["flower", command, str(tmp_path / "a")])
+    assert answer.exit_code == 2
+    assert answer.stderr == "error: this needs Flower: pip install 'coterie[flower]'.\n"
+    assert not (tmp_path / "a").exists()

@@ -71,7 +71,7 @@ def test_lists_come_back_in_order_with_their_ids():
         np.testing.assert_array_equal(x, a)
         np.testing.assert_array_equal(y, b)
     assert Shards.from_lists(*lists([1, 2])).ids.tolist() == [0, 1]
-    assert Shards.from_lists(*lists([1, 2]), [1.5, None]).ids.tolist() == ["1.5", "None"]
+    assert Shards.from_lists(*lists([1, 2]), [7.0, 3.0]).ids.tolist() == [7, 3]
 
 
 def test_flat_arrays_come_back_per_client_in_their_order_and_names_are_sorted():
@@ -103,7 +103,6 @@ def test_any_sizes_survive_both_constructors(sizes, seed):
         ("int32", "int32"),
         ("uint8", "uint8"),
         ("int16", "int16"),
-        ("bool", "bool"),
     ],
 )
 def test_numbers_are_narrowed_to_32_bits_and_small_ones_kept(given_, kept):
@@ -112,6 +111,28 @@ def test_numbers_are_narrowed_to_32_bits_and_small_ones_kept(given_, kept):
     assert shards.spec.x_dtype == shards.spec.y_dtype == kept
     assert shards.buckets[0].x.dtype == shards.buckets[0].y.dtype == kept
     np.testing.assert_array_equal(shards.client(0)[0], values)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_yes_and_no_are_the_classes_1_and_0(flat):
+    x, y = np.array([[True], [False]]), np.array([True, False])
+    shards = Shards.from_flat(x, y, [3, 3]) if flat else Shards.from_lists([x], [y])
+    assert shards.spec == Spec((1,), "bool", (), "int32", classes=2)
+    assert shards.client(0)[1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("ids", [[1.0, np.nan], [1.5, 2.5], ["a", None], [np.inf, 1.0], ["a", np.nan]])
+def test_ids_that_are_missing_or_fractions_are_refused(ids):
+    with pytest.raises(DataError, match=r"client number \d has the id .*: give whole numbers or text, none"):
+        Shards.from_lists(*lists([1, 2]), np.array(ids, object) if "a" in ids else ids)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (3, 2, 0)])
+def test_features_without_a_number_are_refused(shape):
+    with pytest.raises(DataError, match=r"features of shape .*0\] hold no number"):
+        Shards.from_lists([np.zeros(shape)], [np.zeros(3)])
+    with pytest.raises(DataError, match=r"features of shape .*0\] hold no number"):
+        Shards.from_flat(np.zeros(shape), np.zeros(3), np.zeros(3, int))
 
 
 def test_the_spec_describes_one_example():

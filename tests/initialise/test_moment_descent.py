@@ -590,7 +590,7 @@ def test_over_flower_it_is_the_same_and_only_models_travel():
         ({"noise": -1.0}, "noise must not be negative, but is -1.0."),
         ({"alpha": 0.0}, "alpha must be positive, not 0.0."),
         ({"separation": -2.0}, "separation must be positive, not -2.0."),
-        ({"scale": float("nan")}, "scale must be positive, not nan."),
+        ({"scale": float("nan")}, "scale must be a number, not nan."),
     ],
 )
 def test_impossible_settings(wrong, message):

@@ -153,7 +153,6 @@ def test_a_model_may_have_more_outputs_than_there_are_classes_but_not_fewer(clas
         (ct.models.Linear(), "squared", LABELS, r"outputs of shape \(3,\) but the targets have shape \(\)"),
         (Fixed(), "squared", NUMBERS, r"cannot be applied to features of shape \(4,\)"),
         (Returns((1, 2)), "squared", NUMBERS, r"cannot be applied to features of shape \(4,\)"),
-        (object(), "squared", NUMBERS, r"cannot be applied to features of shape \(4,\).*'init'"),
         (
             Theta(),
             lambda f, y: jnp.mean(absolute(f, y)),

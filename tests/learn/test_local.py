@@ -336,7 +336,7 @@ def test_the_mean_over_no_example_is_zero():
         ({"steps": 1, "batch_size": 0}, "batch_size must be a whole number from 1 up, not 0"),
         ({"steps": 1, "clip": 0.0}, "clip must be positive, not 0.0"),
         ({"steps": 1, "clip": -1.0}, "clip must be positive, not -1.0"),
-        ({"steps": 1.5}, "steps must be a whole number from 1 up, not 1.5"),
+        ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
         ({"steps": 1, "proximal": -0.1}, "proximal must not be negative, not -0.1"),
         ({"steps": 1, "decay": 0.0}, "decay must be above 0 and at most 1, not 0.0"),
     ],
@@ -352,17 +352,15 @@ def test_impossible_settings_are_refused(rule, how, sentence):
 @pytest.mark.parametrize(
     "how, sentence",
     [
-        *(
-            ({"lr": lr}, f"lr must be a positive number, not {lr}")
-            for lr in (0, -0.1, float("inf"), float("nan"))
-        ),
+        *(({"lr": lr}, f"lr must be a positive number, not {lr}") for lr in (0, -0.1, float("inf"))),
+        ({"lr": float("nan")}, "lr must be a number, not nan"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
         ({"nesterov": True}, "nesterov needs a momentum"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative, not -1.0"),
         ({"decayed": ("layers.0",)}, "decayed needs a weight_decay above 0."),
         (
             {"decayed": "layers.0", "weight_decay": 0.1},
-            "decayed must hold names of layers or arrays, such as",
+            "decayed must be a list of names, not 'layers.0'.",
         ),
         ({"decayed": (), "weight_decay": 0.1}, r"decayed must hold .* not \(\)\."),
     ],

@@ -10,9 +10,10 @@ from jaxtyping import Array, Bool, PyTree
 from coterie.aggregate.sums import Sums
 from coterie.federation.protocol import Reduction
 from coterie.learn.task import Reply
+from coterie.settings import Settings
 
 
-class Aggregator(ABC):
+class Aggregator(Settings, ABC):
     """How the replies of each cluster's clients become one, and how far its model goes there."""
 
     @abstractmethod

@@ -40,6 +40,7 @@ class ServerOptimiser(Aggregator):
     aggregate: Aggregator = field(default_factory=Mean, metadata={"part": "aggregate"})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.lr < float("inf"):
             raise SettingError(f"the server's lr must be a positive number, not {self.lr}.")
         if isinstance(self.aggregate, ServerOptimiser):

@@ -37,6 +37,7 @@ class TrimmedMean(Aggregator):
     beta: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.beta < 0.5:
             raise SettingError(f"the fraction to trim must be at least 0 and below 0.5, not {self.beta}.")
 

@@ -28,6 +28,7 @@ from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask, Federation
 from coterie.learn.learner import Learner
 from coterie.models import stacked
+from coterie.settings import Settings
 
 if TYPE_CHECKING:
     from coterie.algorithms.observer import Observer
@@ -117,7 +118,7 @@ class Result(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC, Generic[S]):
+class Algorithm(Settings, ABC, Generic[S]):
     """A server that asks the same question round after round.
 
     Parameters

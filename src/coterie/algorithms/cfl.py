@@ -23,7 +23,7 @@ from coterie.algorithms.algorithm import Note, Pause, Round, client_rows, unknow
 from coterie.algorithms.bipartition import PRESETS, Bipartition, Rule, bipartition, cosines
 from coterie.algorithms.known_clusters import KnownClusters
 from coterie.algorithms.parts.averaging import Averaging, Weight
-from coterie.errors import one_of, whole_number
+from coterie.errors import whole_number
 from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
 from coterie.initialise.random import fresh_models
@@ -120,7 +120,6 @@ class CFL(KnownClusters[State]):
 
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)
-        one_of("preset", self.preset, *PRESETS)
         self.rule.check()
         if self.max_clusters is not None:
             whole_number("max_clusters", self.max_clusters, 1)

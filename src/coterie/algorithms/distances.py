@@ -19,6 +19,7 @@ from coterie.federation.protocol import Ask, bytes_of
 from coterie.learn.shard import Part
 from coterie.learn.tasks import MeasureLosses
 from coterie.models import stacked
+from coterie.settings import Settings
 
 BLOCK_BYTES = 2**25  # of models in one exchange
 
@@ -31,7 +32,7 @@ class Clusters(NamedTuple):
     assignment: Int[np.ndarray, " clients"]
 
 
-class Distance(ABC):
+class Distance(Settings, ABC):
     """Between models of clients and of clusters: symmetric, and NaN where it is not known."""
 
     @abstractmethod

@@ -32,13 +32,15 @@ from coterie.algorithms.records import Count, Outcome, among_all, event, log, lo
 from coterie.algorithms.rounds import Step, compiled_round, one_round
 from coterie.clustering.history import CONTEST, FINISH, START, Event, History, Record
 from coterie.clustering.result import Clustering
-from coterie.data.shards import Shards
+from coterie.data.shards import Shards, Spec
 from coterie.errors import RunFolderError, SettingError, diverged
 from coterie.federation import batches
+from coterie.federation.devices import physical_memory
 from coterie.federation.exchange import Server
-from coterie.federation.protocol import Federation, as_federation
+from coterie.federation.protocol import Federation, as_federation, bytes_of
 from coterie.learn.learner import Learner
 from coterie.models import stacked
+from coterie.words import count
 
 if TYPE_CHECKING:
     from coterie.federation.simulation import Simulation
@@ -55,12 +57,17 @@ def run(
 ) -> Clustering:
     """Run an algorithm, from the beginning or from where an observer has kept it."""
     federation = as_federation(train)
+    if not isinstance(learner, Learner):
+        raise SettingError(f"learner must be a Learner(model, loss, local), not {learner!r}.")
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+        raise SettingError(f"seed must be a whole number, not {seed!r}.")
     saved = next((found for found in (observer.saved() for observer in observers) if found), None)
     if saved is not None:
         federation.recall(saved.ids, saved.spec)
     learner = learner.for_data(federation.spec)
     federation = federation.with_learner(learner)
     algorithm.check(federation.clients, learner)
+    _check_room(algorithm, learner, federation.spec)
     going = Run(algorithm, federation, learner, seed, observers)
     if saved is None:
         going.begin()
@@ -74,6 +81,18 @@ def run(
         else:
             going.advance()
     return going.finish()
+
+
+def _check_room(algorithm: Algorithm[Any], learner: Learner, spec: Spec) -> None:
+    """Refuse more models than this machine has memory for, before somebody waits for them."""
+    k, starts = (getattr(algorithm, name, None) or 1 for name in ("k", "n_init"))
+    need, there = k * starts * bytes_of(learner.shapes(spec)), physical_memory()
+    if need > there:
+        raise SettingError(
+            f"{count(k * starts, 'model')} of {bytes_of(learner.shapes(spec)) / 1e9:,.3g} GB each take "
+            f"{need / 1e9:,.3g} GB, and this machine has {there / 1e9:,.3g} GB of memory: choose a smaller "
+            "model, fewer clusters or fewer starts."
+        )
 
 
 class Run:

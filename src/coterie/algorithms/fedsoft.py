@@ -30,7 +30,7 @@ from coterie.algorithms.algorithm import (
     unknown,
 )
 from coterie.algorithms.parts import clusters
-from coterie.errors import FederationError, SettingError, diverged, one_of
+from coterie.errors import FederationError, SettingError, diverged
 from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
 from coterie.initialise import Random
@@ -116,7 +116,6 @@ class FedSoft(Algorithm[State]):
             raise SettingError(f"smoother must be at least 0 and below 1, not {self.smoother}.")
         if not 0 <= self.pull < float("inf"):
             raise SettingError(f"pull must be 0 or a positive number, not {self.pull}.")
-        one_of("preset", self.preset, None, "authors")
 
     # -- the state ---------------------------------------------------------------------------------------
 

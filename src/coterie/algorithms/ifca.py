@@ -18,7 +18,7 @@ from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.algorithms.parts.revival import revived
 from coterie.algorithms.parts.settling import Settling
 from coterie.algorithms.parts.sharing import Share, Sharing, check_share
-from coterie.errors import SettingError, one_of
+from coterie.errors import SettingError
 from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
 from coterie.initialise import Random
@@ -97,10 +97,6 @@ class IFCA(Algorithm[State]):
     resample: bool = dataclasses.field(default=False, kw_only=True)
     preset: Literal["authors"] | None = dataclasses.field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.share, list):  # as an experiment file has it
-            object.__setattr__(self, "share", tuple(self.share))
-
     # line 1: theta_j^(0), j in [k]
     def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
         self.averaging.sharing.check_model(server.learner.shapes(server.spec))
@@ -168,8 +164,6 @@ class IFCA(Algorithm[State]):
 
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)
-        one_of("empty", self.empty, "keep", "revive")
-        one_of("preset", self.preset, None, "authors")
         clusters.check(self.k, self.n_init, self.init, clients, self.keep_best_after)
         self.averaging.check(learner)
         self.settling.check()

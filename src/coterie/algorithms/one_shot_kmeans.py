@@ -70,10 +70,6 @@ class OneShotKMeans(KnownClusters[State]):
 
     least_rounds: ClassVar[int] = 0
 
-    def __post_init__(self) -> None:
-        if isinstance(self.share, list):  # as an experiment file has it
-            object.__setattr__(self, "share", tuple(self.share))
-
     def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
         self.averaging.sharing.check_model(server.learner.shapes(server.spec))
         return self.state_of(fresh_models(server, key, self.k or 1), server.clients)

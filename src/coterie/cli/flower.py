@@ -37,9 +37,10 @@ def new(
     ] = False,
 ) -> None:
     """Write a ready Flower app project: an experiment file, the app that runs it, and how to go on."""
-    from coterie.flower.new import new_project
-
     with clear_errors():
+        _needs_flower()
+        from coterie.flower.new import new_project
+
         for path in new_project(folder, nodes, own_data):
             print(path)
         who = "--data FOLDER-OF-FILES" if own_data else f"--nodes {nodes}"

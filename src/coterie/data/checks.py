@@ -20,7 +20,7 @@ def distinct_ids(ids: Any, count: int) -> np.ndarray:
     if names.shape != (count,):
         raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
     if names.dtype.kind not in "iuU":
-        names = names.astype(str)
+        names = _as_ids(names)
     ordered = np.sort(names)
     twice = ordered[1:] == ordered[:-1]
     if twice.any():
@@ -28,9 +28,22 @@ def distinct_ids(ids: Any, count: int) -> np.ndarray:
     return names
 
 
+def _as_ids(values: np.ndarray) -> np.ndarray:
+    """What was meant as ids: whole numbers, as a column has them that was read as real ones, or text."""
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+        return values.astype(np.int64)
+    # a NaN, which stands for what is missing, is not equal to itself
+    for place, value in enumerate(values.tolist()):
+        if value is None or value != value or isinstance(value, float):
+            raise DataError(
+                f"client number {place} has the id {value}: give whole numbers or text, none missing."
+            )
+    return values.astype(str)
+
+
 def one_client(name: Any, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """A client's features and targets as arrays: one row each per example, and at least one."""
-    x, y = _array(name, "features", x), _array(name, "targets", y)
+    x, y = _array(name, "features", x), as_labels(_array(name, "targets", y))
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(
             f"client {name}: features of shape {x.shape} and targets of shape {y.shape} "
@@ -65,6 +78,11 @@ def _array(name: Any, what: str, values: Any) -> np.ndarray:
     return array
 
 
+def as_labels(y: np.ndarray) -> np.ndarray:
+    """Targets with yes and no as the classes 1 and 0."""
+    return y.astype(np.int32) if y.dtype.kind == "b" else y
+
+
 def common_shape(
     names: Sequence[Any] | np.ndarray,
     pairs: Iterable[tuple[np.ndarray, np.ndarray]],
@@ -90,6 +108,10 @@ def common_shape(
                 raise DataError(f"client {name}: label {wrong} is outside the classes {allowed}.")
     assert first is not None
     x, y = first
+    if x[0].size == 0:
+        raise DataError(
+            f"features of shape {list(x.shape[1:])} hold no number: give each example at least one."
+        )
     labels = y.dtype.kind in "iu"
     if classes is not None and not labels:
         raise DataError(f"classes={classes} is given but the targets are {y.dtype}, not integer labels.")

@@ -122,7 +122,7 @@ class Shards:
         ----------
         x, y
             One array per client, `x[i]` of shape (n_i, ...) and `y[i]` of shape (n_i, ...). Integer targets
-            are class labels, floating ones are real numbers.
+            are class labels, and so are booleans; floating ones are real numbers.
         ids
             Stable, distinct client ids; 0, 1, 2, ... when not given.
         classes
@@ -169,7 +169,7 @@ class Shards:
         may be memory-mapped: with `folder` given, only some clients at a time are in memory. `classes` and
         `scale` are those of `from_lists`.
         """
-        x, y, client = np.asanyarray(x), np.asanyarray(y), np.asarray(client)
+        x, y, client = np.asanyarray(x), checks.as_labels(np.asanyarray(y)), np.asarray(client)
         if not len(x) == len(y) == len(client) or client.ndim != 1:
             raise DataError(
                 f"x, y and client must be equally long, client one-dimensional; "

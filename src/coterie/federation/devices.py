@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,14 @@ def memory(devices: Sequence[Any]) -> int:
     if jax.process_count() > 1:  # in units that fit in 32 bits
         least = int(multihost_utils.process_allgather(np.uint32(least >> 10)).min()) << 10
     return least
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine; a lot where it does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return sys.maxsize
 
 
 def mesh(devices: Sequence[Any]) -> jax.sharding.Mesh | None:

@@ -305,6 +305,7 @@ def as_federation(train: Shards | Federation) -> Federation:
         return Simulation(train)
     if not hasattr(train, "ask"):
         raise SettingError(
-            f"fit needs Shards (such as data.train) or a federation, not {type(train).__name__}."
+            "these are no clients: give Shards (such as data.train) or a federation, "
+            f"not {type(train).__name__}."
         )
     return train

@@ -11,10 +11,11 @@ from coterie import keys
 from coterie.errors import SettingError
 from coterie.federation.exchange import Exchange, Server
 from coterie.initialise.random import fresh_model
+from coterie.settings import Settings
 
 
 @dataclass(frozen=True)
-class Components:
+class Components(Settings):
     """The means of groups of clients whose models, each trained alone, are within a threshold of each other.
 
     `IFCA(init=Components())` is ONE_SHOT-IFCA of the SR-FCA paper: it finds the number of clusters by itself.

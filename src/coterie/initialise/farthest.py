@@ -17,10 +17,11 @@ from coterie.initialise.alone import trained_alone
 from coterie.initialise.random import fresh_model
 from coterie.learn.tasks import MeasureLosses
 from coterie.models import stacked
+from coterie.settings import Settings
 
 
 @dataclass(frozen=True)
-class FarthestLoss:
+class FarthestLoss(Settings):
     """k models, each trained by one client, who are chosen to be unlike one another.
 
     The first client is drawn at random. The next is the one with the highest loss under the models so far,

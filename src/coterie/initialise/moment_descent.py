@@ -27,13 +27,14 @@ from coterie.initialise.anchors import Anchors, matrix, models_of
 from coterie.initialise.descent import Descent, number_of
 from coterie.initialise.random import fresh_models
 from coterie.learn.tasks import CountExamples
+from coterie.settings import Settings
 
 RISK = 0.05  # of missing a cluster, by the default number of anchors
 ENOUGH = 3  # examples per cluster that make a client fit to be an anchor by default
 
 
 @dataclass(frozen=True)
-class MomentDescent:
+class MomentDescent(Settings):
     """Phase 1 of the mixed-regression paper; Phase 2 is `FedX(k, init=MomentDescent())`.
 
     Parameters
@@ -119,6 +120,7 @@ class MomentDescent:
     scale: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.anchors, list | tuple | np.ndarray):
             object.__setattr__(self, "anchors", tuple(self.anchors))  # so that settings can be compared
         elif self.anchors is not None and (not isinstance(self.anchors, int) or self.anchors < 1):
@@ -133,16 +135,6 @@ class MomentDescent:
             raise SettingError(
                 f"subspace_iterations must be an even number from 2 up, not {self.subspace_iterations}."
             )
-        for name, (one, other) in {
-            "draw": ("largest", "uniform"),
-            "estimator": ("pairs", "two"),
-            "anchor_estimator": ("pairs", "two"),
-            "subspace": ("iteration", "svd"),
-            "stopping": ("journal", "conference"),
-        }.items():
-            value = getattr(self, name)
-            if value not in (one, other) and not (name == "anchor_estimator" and value is None):
-                raise SettingError(f"{name} must be {one!r} or {other!r}, not {value!r}.")
         if not self.noise >= 0:
             raise SettingError(f"noise must not be negative, but is {self.noise}.")
         for name in ("alpha", "beta", "epsilon", "separation", "scale"):

@@ -16,12 +16,13 @@ from coterie.federation.exchange import Exchange, Server
 from coterie.initialise.alone import trained_before
 from coterie.initialise.random import fresh_model
 from coterie.models import stacked
+from coterie.settings import Settings
 
 WIDE = 1000  # coordinates per point, above which k-means is quicker in the span of the points
 
 
 @dataclass(frozen=True)
-class OneShot:
+class OneShot(Settings):
     """k-means on the models of clients that each train on their own shard, from the same fresh model.
 
     Parameters

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Key
 from coterie import keys
 from coterie.data.shards import Spec
 from coterie.errors import LearnerError, SettingError, whole_number
+from coterie.settings import Settings
 
 Images = Float[Array, "examples height width *channels"]
 Shape = tuple[int, ...]
@@ -47,7 +48,7 @@ class Augment(Protocol):
 
 
 @dataclass(frozen=True)
-class Crop:
+class Crop(Settings):
     """A random part of each image, for every other one as in a mirror: the usual augmentation of photographs.
 
     Outside of training the middle of the image is seen. `Crop(pad=4)` is what is usual for CIFAR-10, and
@@ -74,6 +75,7 @@ class Crop:
     standardise: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size is not None:
             whole_number("size", self.size, 1)
         whole_number("pad", self.pad, 0)
@@ -116,7 +118,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class Distort:
+class Distort(Settings):
     """The distorted images of TensorFlow's tutorial on CIFAR-10, as the IFCA paper's released code has them.
 
     A random part of the image, for every other one as in a mirror, with another contrast, and standardised.
@@ -138,6 +140,7 @@ class Distort:
     contrast: tuple[float, float] = (0.2, 1.8)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole_number("size", self.size, 1)
         if len(self.contrast) != 2 or not 0 <= self.contrast[0] <= self.contrast[1] < math.inf:
             raise SettingError(

@@ -57,6 +57,19 @@ class Learner:
     local: LocalUpdate = field(default_factory=lambda: SGD(lr=0.1, steps=10))
     augment: Augment | None = None
 
+    def __post_init__(self) -> None:
+        losses.named(self.loss)
+        if not isinstance(self.model, Model):
+            name = type(self.model).__name__
+            raise LearnerError(
+                f"{name} is no model: a model has init(key, x), which makes parameters, and "
+                "apply(params, x), which gives the outputs of a batch. docs/extending.md shows one."
+            )
+        if not isinstance(self.local, LocalUpdate):
+            raise LearnerError(
+                f"local must be a local update, such as SGD(lr=0.1, steps=10), not {self.local!r}."
+            )
+
     def for_data(self, spec: Spec) -> Learner:
         """The learner with its model's outputs decided by the data, checked to fit it."""
         loss = losses.named(self.loss)

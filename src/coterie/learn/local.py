@@ -17,6 +17,7 @@ from coterie import keys
 from coterie.errors import SettingError
 from coterie.learn.shard import Shard, masked_mean
 from coterie.models import stacked
+from coterie.settings import Settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,7 +76,7 @@ class Objective:
         return loss if self.pull is None else loss + self.pull(model)
 
 
-class LocalUpdate(ABC):
+class LocalUpdate(Settings, ABC):
     """What a client does to a model."""
 
     augments: ClassVar[bool] = False  # whether its steps see examples as `Objective.shown` has them
@@ -97,7 +98,7 @@ class LocalUpdate(ABC):
         """
         return None
 
-    def check_model(self, model: PyTree) -> None:  # noqa: B027 - most rules have nothing to refuse
+    def check_model(self, model: PyTree) -> None:
         """Refuse settings that do not fit the model, given its shapes."""
 
     def step_size(self) -> tuple[Any, Any]:
@@ -160,6 +161,7 @@ class Steps(LocalUpdate):
     augments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.steps is None) == (self.epochs is None):
             raise SettingError("a local update needs either steps or epochs, and not both.")
         if self.epochs is not None and self.batch_size is None:
@@ -288,8 +290,7 @@ class SGD(Steps):
         if self.weight_decay < 0:
             raise SettingError(f"weight_decay must not be negative, not {self.weight_decay}.")
         if self.decayed is not None:
-            named = isinstance(self.decayed, tuple) and all(isinstance(name, str) for name in self.decayed)
-            if not named or not self.decayed:
+            if not self.decayed:
                 raise SettingError(
                     "decayed must hold names of layers or arrays, such as ('layers.2',), not "
                     f"{self.decayed!r}."

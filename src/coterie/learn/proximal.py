@@ -41,6 +41,7 @@ class Proximal(LocalUpdate):
     tolerance: float = field(default=1e-5, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.lr, int | float) and not 0 < self.lr < float("inf"):
             raise SettingError(f"lr must be a positive number, not {self.lr}.")
         if self.steps < 1 or int(self.steps) != self.steps:

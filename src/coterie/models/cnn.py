@@ -52,6 +52,7 @@ class CNN(Sized):
     tutorial_init: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.channels or any(width < 1 for width in (*self.channels, *self.hidden)):
             raise SettingError(
                 f"channels and hidden must hold widths from 1 up, and channels at least one, not "

@@ -12,6 +12,7 @@ import jax
 from jaxtyping import Array, Float, Key, PyTree
 
 from coterie.data.shards import Spec
+from coterie.settings import Settings
 
 
 @runtime_checkable
@@ -34,7 +35,7 @@ class Layers(eqx.Module):
 
 
 @dataclass(frozen=True)
-class Sized:
+class Sized(Settings):
     """A model whose outputs may be left open until the data is known.
 
     `outputs` is the shape of one output: a number, a tuple, or None for "as the data needs": one number per

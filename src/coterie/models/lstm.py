@@ -42,6 +42,7 @@ class LSTM(Sized):
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("embedding", "hidden", "depth"):
             whole_number(name, getattr(self, name), 1)
         if self.vocabulary is not None:

@@ -21,6 +21,7 @@ class MLP(DenseLayers):
     hidden: tuple[int, ...] = (64,)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if any(width < 1 for width in self.hidden):
             raise SettingError(f"hidden must hold widths from 1 up, not {self.hidden}.")
 

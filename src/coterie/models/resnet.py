@@ -42,6 +42,7 @@ class ResNet9(Sized):
     groups: int = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole_number("width", self.width, 1)
         whole_number("groups", self.groups, 1)
         if self.width % self.groups:

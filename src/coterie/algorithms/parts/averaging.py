@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from coterie.aggregate import Aggregator, Denominator, Mean, ServerOptimiser, Sums
 from coterie.algorithms.parts.sharing import Sharing
-from coterie.errors import SettingError, one_of
+from coterie.errors import SettingError
 from coterie.federation.protocol import Answers, Ask
 from coterie.learn.learner import Learner
 from coterie.learn.task import Reply
@@ -49,9 +49,6 @@ class Averaging:
 
     def check(self, learner: Learner) -> None:
         """Refuse what makes no sense, or would be ignored."""
-        one_of("weight", self.weight, "clients", "examples")
-        one_of("average", self.send, "models", "gradients")
-        one_of("normalise", self.normalise, "cluster", "participants", "clients")
         if self.send == "gradients":
             learner.local.check_single_step()
         if self.normalise == "clients" and self.weight == "examples":
