@@ -24,7 +24,11 @@ def finished(path, name, assignment, rounds=3, evaluation=None):
     spec = Spec((2,), "float32", (), "float32")
     learner = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=1)).for_data(spec)
     logs = [
-        RoundLog(t, [0.5], [0], [[1]], [[]], asked=4, answered=3, bytes_down=100, bytes_up=30, seconds=0.5)
+        RoundLog(
+            *(t, [0.5], [0], [[1]], [[]]),
+            *(4, 3, 100, 30, 0.5),  # asked, answered, bytes down and up, seconds
+            updates=6,
+        )
         for t in range(rounds)
     ]
     Clustering(
@@ -60,15 +64,15 @@ def run(tmp_path):
 
 
 def test_a_row_per_method_and_the_groups_against_the_truth(run):
-    regression = {"misclustering": None, "test": scores(None, 0.25)}
+    regression = {"misclustering": None, "test": {**scores(None, 0.25), "served_by": "own model"}}
     finished(run / "baselines" / "local", "local", [0, 1, 2, 3], rounds=2, evaluation=regression)
     finished(run / "baselines" / "global", "global", [0, 0, 0, 0], evaluation={"test": None})
     summary = summarise(run)
     assert (summary.data, summary.clients) == ("four clients", 4)
     assert summary.rows == (
-        Row("ifca", 0.75, 0.5, 0.25, clusters=2, rounds=3, bytes_moved=390, seconds=1.5),
-        Row("global", None, None, 0.25, clusters=1, rounds=3, bytes_moved=390, seconds=1.5),
-        Row("local", None, 0.25, None, clusters=4, rounds=2, bytes_moved=260, seconds=1.0),
+        Row("ifca", 0.75, 0.5, 0.25, clusters=2, rounds=3, updates=4.5, bytes_moved=390, seconds=1.5),
+        Row("global", None, None, 0.25, clusters=1, rounds=3, updates=4.5, bytes_moved=390, seconds=1.5),
+        Row("local", None, 0.25, None, 4, 2, updates=3.0, bytes_moved=260, seconds=1.0, own_models=True),
     )
     assert summary.found == (1, 0)
     assert summary.matrix == ((2, 1), (0, 1))
@@ -133,29 +137,32 @@ def test_bytes_have_a_unit(count, words):
 def shown(summary):
     out = Console(file=io.StringIO(), width=120, force_terminal=False)
     show_summary(out, summary)
+    assert max(map(len, map(str.rstrip, out.file.getvalue().splitlines()))) <= 80
     return [line.split() for line in out.file.getvalue().splitlines() if line.strip()]
 
 
 def test_a_classification_is_shown_by_its_accuracy():
     rows = (
-        Row("ifca", 0.9251, 0.1, 0.0, 2, 60, 1500, 1.25),
-        Row("local", None, 0.2, None, 4, 60, 0, 0.5),
+        Row("ifca", 0.9251, 0.1, 0.0, 2, 60, 300, 1500, 1.25),
+        Row("fedsoft", None, 0.2, None, 4, 60, 1.75, 0, 0.5, own_models=True),
     )
     table = shown(Summary("digits", 4, rows, (1, 0), ((2, 0), (1, 1))))
-    assert table[0][:2] == ["digits,", "4"] and "accuracy" in table[1] and "loss" not in table[1]
-    assert ["ifca", "92.5%", "0.0%", "2", "60", "1.5", "kB", "1.2"] in table
-    assert ["local", "–", "–", "4", "60", "–", "0.5"] in table
+    assert table[0][:2] == ["digits,", "4"] and "accuracy" in table[2] and "loss" not in table[2]
+    assert ["ifca", "92.5%", "0.0%", "2", "300", "1.5", "kB", "1.2", "s"] in table
+    assert ["fedsoft*", "–", "–", "4", "2", "–", "0.5", "s"] in table
+    assert ["*:", "clients", "are", "served", "by", "models", "of", "their", "own"] in table
     assert ["found", "1", "2", "·"] in table and ["found", "0", "1", "1"] in table
     assert ["true", "0", "true", "1"] in table
 
 
 def test_a_regression_is_shown_by_its_loss():
-    table = shown(Summary("x", 4, (Row("ifca", None, 0.1, 0.5, 2, 60, 1, 1.0),), (0, 1), None))
-    assert "loss" in table[1] and "accuracy" not in table[1]
-    assert ["ifca", "0.1000", "50.0%", "2", "60", "1", "B", "1.0"] in table
+    table = shown(Summary("x", 4, (Row("ifca", None, 0.1, 0.5, 2, 60, 61, 1, 1.0),), (0, 1), None))
+    assert "loss" in table[2] and "accuracy" not in table[2]
+    assert ["ifca", "0.1000", "50.0%", "2", "61", "1", "B", "1.0", "s"] in table
+    assert not any("*:" in line for line in table)
     assert not any("found" in line for line in table)
 
 
 def test_a_run_in_which_nobody_answered_is_shown_without_groups():
-    table = shown(Summary("x", 4, (Row("ifca", None, None, 1.0, 0, 60, 1, 1.0),), (), ()))
+    table = shown(Summary("x", 4, (Row("ifca", None, None, 1.0, 0, 60, 60, 1, 1.0),), (), ()))
     assert not any("found" in line or "true" in line for line in table)

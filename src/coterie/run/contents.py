@@ -31,6 +31,7 @@ class Scores:
     mean: dict[Measure, float]
     per_client: dict[Measure, dict[str, float]]  # by client id
     chosen_by: str
+    own_models: bool = False  # whether clients are served by models of their own, not their clusters'
 
     @classmethod
     def of(cls, content: dict[str, Any] | None) -> Scores | None:
@@ -43,6 +44,7 @@ class Scores:
             {m: _number(content[m]) for m in measures},
             {m: dict(zip(ids, map(_number, rows[m]), strict=True)) for m in measures},
             content["chosen_by"],
+            content.get("served_by") == "own model",
         )
 
     @property
@@ -63,6 +65,11 @@ class Method:
     adjusted_rand: float | None = None
     parameter_distance: float | None = None
     unseen_misclustering: float | None = None
+
+    @property
+    def updates(self) -> float:
+        """Local updates that a client carried out, of all starts together, on average."""
+        return float(self.clustering.history.total("updates") / len(self.clustering.ids))
 
     @property
     def grouping(self) -> bool:

@@ -16,6 +16,7 @@ from coterie.clustering import Clustering, Evaluation, load
 from coterie.clustering.result import ChosenBy
 from coterie.data import nodes
 from coterie.data.federated import Federated
+from coterie.data.shards import Shards
 from coterie.errors import FederationError, SettingError
 from coterie.evaluate import metrics
 from coterie.federation import Federation, tuning
@@ -106,7 +107,7 @@ class _Real:
         if held_out is not None:
             with suppress(FederationError):  # too few of them hold out examples
                 known = set(found.ids.tolist()).issuperset(held_out.ids.tolist())
-                test = _plain(found.evaluate(held_out, "train" if known else "shard"))
+                test = _served(found, held_out, "train" if known else "shard")
         return _contents(name=self._data, test=test)
 
     def worth_another_try(self, before: dict[str, Any]) -> bool:
@@ -164,7 +165,7 @@ def evaluation(found: Clustering, data: Federated) -> dict[str, Any]:
         misclustering=None if truth is None else metrics.misclustering(found.assignment, truth),
         adjusted_rand=None if truth is None else metrics.adjusted_rand(found.assignment, truth),
         parameter_distance=_number(distance),
-        test=None if data.test is None else _plain(found.evaluate(data.test, chosen_by)),
+        test=None if data.test is None else _served(found, data.test, chosen_by),
         unseen=None if data.unseen is None else _plain(found.evaluate(data.unseen)),
         unseen_misclustering=(
             metrics.misclustering(found.assign(data.unseen), data.unseen_truth)
@@ -186,6 +187,13 @@ def _contents(name: str, **known: Any) -> dict[str, Any]:
         "unseen_misclustering",
     )
     return {"data": name, **dict.fromkeys(keys), **known}
+
+
+def _served(found: Clustering, clients: Shards | Federation, chosen_by: ChosenBy) -> dict[str, Any]:
+    """How well clients are served by what the method ends with for each: its own model, if it has one."""
+    own = found.personal is not None and chosen_by == "train"
+    result = found.evaluate(clients, chosen_by, personal=own)
+    return {**_plain(result), "served_by": "own model" if own else "cluster"}
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:

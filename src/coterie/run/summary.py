@@ -22,8 +22,10 @@ class Row:
     misclustering: float | None
     clusters: int
     rounds: int
+    updates: float  # local ones that a client carried out, of all starts together, on average
     bytes_moved: int
     seconds: float
+    own_models: bool = False  # whether clients are served by models of their own, not their clusters'
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,10 @@ def _row(method: Method) -> Row:
         misclustering=method.misclustering,
         clusters=method.clustering.k,
         rounds=len(history),
+        updates=method.updates,
         bytes_moved=history.total("bytes_up") + history.total("bytes_down"),
         seconds=history.total("seconds"),
+        own_models=test is not None and test.own_models,
     )
 
 

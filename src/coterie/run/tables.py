@@ -21,28 +21,33 @@ def show_summary(console: Console, summary: Summary) -> None:
         title=f"{summary.data}, {summary.clients} clients, held-out examples",
         title_justify="left",
         box=SIMPLE_HEAD,
+        pad_edge=False,  # all of it in 80 columns
     )
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for title in (
         "loss" if regression else "accuracy",
-        "misclustered",
+        "mis-\nclustered",
         "clusters",
-        "rounds",
+        "updates",
         "moved",
-        "seconds",
+        "time",
     ):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for row in summary.rows:
         table.add_row(
-            row.method,
+            row.method + ("*" if row.own_models else ""),
             _number(row.loss, "{:.4f}") if regression else _number(row.accuracy, "{:.1%}"),
             _number(row.misclustering, "{:.1%}"),
             str(row.clusters),
-            str(row.rounds),
+            f"{row.updates:,.0f}",
             human_bytes(row.bytes_moved) if row.bytes_moved else "–",
-            f"{row.seconds:.1f}",
+            f"{row.seconds:.1f} s",
         )
     console.print(table)
+    console.print("[dim]updates: local ones of a client, in all starts; moved: to and from all clients[/]")
+    if any(row.own_models for row in summary.rows):
+        console.print("[dim]*: clients are served by models of their own[/]")
+    console.print()
     if summary.matrix:
         console.print(_matrix(summary))
     if summary.members:

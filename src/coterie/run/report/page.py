@@ -135,7 +135,15 @@ def _figure(title: str, caption: str, svg: str) -> str:
 
 
 def _summary(contents: Contents) -> str:
-    names = (f"test {contents.measure}", "misclustering", "clusters found", "rounds", "bytes moved", "time")
+    names = (
+        f"test {contents.measure}",
+        "misclustering",
+        "clusters found",
+        "rounds",
+        "updates",
+        "bytes moved",
+        "time",
+    )
     rows = []
     for method in contents.methods:
         history = method.clustering.history
@@ -144,16 +152,21 @@ def _summary(contents: Contents) -> str:
             percent(method.misclustering),
             f"{method.clustering.k:,}",
             f"{len(history):,}",
+            f"{method.updates:,.0f}",
             human_bytes(history.total("bytes_down") + history.total("bytes_up")),
             duration(history.total("seconds")),
         )
-        rows.append(f'<tr><th scope="row">{escape(method.name)}</th>{_cells(values)}</tr>\n')
+        name = method.name + (" *" if method.test is not None and method.test.own_models else "")
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{_cells(values)}</tr>\n')
     restarts = _restarts(contents.run)
     note = f"Test {contents.measure} is the mean over clients."
     if contents.truth is not None:
         note += " Misclustering is the share of clients in the wrong cluster."
+    note += " Updates are the local ones that a client carried out, on average."
     if restarts > 1:
-        note += f" Bytes and time of {contents.run.name} count all {restarts} restarts."
+        note += f" Updates, bytes and time of {contents.run.name} count all {restarts} restarts."
+    if any(method.test is not None and method.test.own_models for method in contents.methods):
+        note += " *: clients are served by models of their own."
     return (
         '<h2>Summary</h2>\n<div class="wide"><table class="summary">\n<thead><tr><th scope="col">method</th>'
         + "".join(f'<th scope="col">{name}</th>' for name in names)
