@@ -42,6 +42,7 @@ PARTS: dict[str, dict[str, str]] = {
         "label-cifar10": "coterie.data.cifar:label_cifar10",
         "femnist": "coterie.data.femnist:femnist",
         "shakespeare": "coterie.data.shakespeare:shakespeare",
+        "table": "coterie.data.table:table",
         "nodes": "coterie.data.nodes:nodes",
     },
     "model": {

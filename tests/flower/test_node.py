@@ -171,6 +171,18 @@ def test_a_partition_is_that_client_of_the_data_set():
         np.testing.assert_array_equal(mine.client(0)[1], theirs.client(2)[1])
 
 
+def test_a_partition_of_a_table_holds_out_its_own_rows_if_it_has_enough(tmp_path):
+    frame = pd.DataFrame({"who": list("abbbbbcccc"), "x": np.arange(10.0), "y": np.arange(10.0) % 3})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    source = {"name": "table", "source": str(tmp_path / "table.csv"), "client": "who", "label": "y"}
+    experiment = Experiment.read({"data": source})
+    data = experiment.make_data()
+    a, b, c = (own_data({"partition-id": i}, experiment) for i in range(3))
+    assert (a.id, b.id, c.id) == ("a", "b", "c") and a.test is None
+    for own, place in ((b, 0), (c, 1)):
+        np.testing.assert_array_equal(own.test.client(0)[0], data.test.client(place)[0])
+
+
 def test_partitions_agree_on_the_number_of_classes():
     specs = {own_data({"partition-id": i}, DIGITS).train.spec for i in (0, 5)}
     assert len(specs) == 1 and specs.pop().classes == 10

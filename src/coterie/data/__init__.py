@@ -9,6 +9,7 @@ from coterie.data.mnist import inverted_mnist, rotated_mnist
 from coterie.data.shakespeare import shakespeare
 from coterie.data.shards import Shards, Spec
 from coterie.data.synthetic import mixed_regression
+from coterie.data.table import table
 
 __all__ = [
     "Federated",
@@ -24,4 +25,5 @@ __all__ = [
     "rotated_digits",
     "rotated_mnist",
     "shakespeare",
+    "table",
 ]

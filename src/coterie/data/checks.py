@@ -20,7 +20,7 @@ def distinct_ids(ids: Any, count: int) -> np.ndarray:
     if names.shape != (count,):
         raise DataError(f"there are {count} clients and {names.size} ids: give one id per client.")
     if names.dtype.kind not in "iuU":
-        names = _as_ids(names)
+        names = as_ids(names)
     ordered = np.sort(names)
     twice = ordered[1:] == ordered[:-1]
     if twice.any():
@@ -28,7 +28,7 @@ def distinct_ids(ids: Any, count: int) -> np.ndarray:
     return names
 
 
-def _as_ids(values: np.ndarray) -> np.ndarray:
+def as_ids(values: np.ndarray) -> np.ndarray:
     """What was meant as ids: whole numbers, as a column has them that was read as real ones, or text."""
     if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
         return values.astype(np.int64)

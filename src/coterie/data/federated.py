@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coterie.data.shards import Shards
+from coterie.data.shards import Shards, places
 from coterie.errors import DataError
+
+if TYPE_CHECKING:
+    from coterie.data.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Federated:
     train
         What the clients train on.
     test
-        The same clients' held-out examples, aligned with `train.ids`.
+        Held-out examples of the same clients, or of those that have enough.
     unseen
         Clients that take no part in training.
     truth, unseen_truth
@@ -28,6 +32,8 @@ class Federated:
         The true parameters, shape (k, d), where known.
     name
         What the data set is called in reports.
+    preparation
+        What was done to a table of the user's own.
     """
 
     train: Shards
@@ -37,10 +43,13 @@ class Federated:
     unseen_truth: np.ndarray | None = None
     models: np.ndarray | None = None
     name: str = "data"
+    preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
         if self.test is not None and not np.array_equal(self.test.ids, self.train.ids):
-            raise DataError("test must hold the same clients as train, in the same order.")
+            place = places(self.test.ids, self.train.ids)
+            if (place < 0).any() or (np.diff(place) <= 0).any():
+                raise DataError("test must hold clients of train, in the same order.")
         for other, what in ((self.test, "test"), (self.unseen, "unseen")):
             if other is not None and other.spec.x_shape != self.train.spec.x_shape:
                 raise DataError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from coterie.data import nodes
 from coterie.data.files import client_file
 from coterie.errors import ConfigError
@@ -41,7 +43,11 @@ def own_data(config: Mapping[str, Any], experiment: Experiment) -> Own:
             f"give a number from 0 to {len(data.train) - 1}."
         )
     own = str(config.get("client-id", data.train.ids[position]))
-    return Own(own, data.train[[position]], None if data.test is None else data.test[[position]])
+    test = data.test
+    if test is not None:
+        mine = np.flatnonzero(test.ids == data.train.ids[position])  # not everybody may hold out examples
+        test = test[mine] if len(mine) else None
+    return Own(own, data.train[[position]], test)
 
 
 def _from_files(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Own:
