@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, str]] = {
         "femnist": "coterie.data.femnist:femnist",
         "shakespeare": "coterie.data.shakespeare:shakespeare",
         "table": "coterie.data.table:table",
+        "folder": "coterie.data.folder:folder",
         "nodes": "coterie.data.nodes:nodes",
     },
     "model": {

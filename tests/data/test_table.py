@@ -244,7 +244,10 @@ WRONG = {
         lambda: made(readings(machine=[i % 4 + 0.5 for i in range(ROWS)])),
         "has the id 0.5: give whole numbers or text",
     ),
-    "a constant label": (lambda: made(readings(fault="no")), "column 'fault' is 'no' in every row"),
+    "a constant label": (
+        lambda: made(readings(fault="no")),
+        "column 'fault' is 'no' in every row: there is nothing to foretell.",
+    ),
     "a label that is missing": (
         lambda: made(readings(fault=[None, *["no", "yes"] * 119, "no"])),
         "column 'fault', which is to be foretold, lacks 1 value.",
@@ -268,6 +271,10 @@ WRONG = {
     "infinite": (
         lambda: made(readings(heat=[1.0] * 7 + [np.inf] + [2.0] * (ROWS - 8))),
         "column 'heat' holds inf in row 8, of client m1: remove or fill such values first.",
+    ),
+    "too large": (
+        lambda: made(readings(heat=[1e200, -1e200] * 120)),
+        "column 'heat' holds numbers up to 1e+200, which are too large.",
     ),
     "nothing of use": (
         lambda: made(readings(heat=1.0, oil="x")),

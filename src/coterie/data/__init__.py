@@ -5,6 +5,7 @@ from coterie.data.digits import inverted_digits, rotated_digits
 from coterie.data.federated import Federated
 from coterie.data.femnist import femnist
 from coterie.data.files import client_file
+from coterie.data.folder import folder
 from coterie.data.mnist import inverted_mnist, rotated_mnist
 from coterie.data.shakespeare import shakespeare
 from coterie.data.shards import Shards, Spec
@@ -17,6 +18,7 @@ __all__ = [
     "Spec",
     "client_file",
     "femnist",
+    "folder",
     "inverted_digits",
     "inverted_mnist",
     "label_cifar10",

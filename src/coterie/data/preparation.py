@@ -70,7 +70,8 @@ class Column:
                 known = np.log1p(np.array([*self.often, 0], float))[which]  # the last: a value that is new
                 own = (np.where(there, known, self.mean)[:, None] - self.mean) / self.deviation
         parts = [own, ~there[:, None]] if self.missing else [own]
-        return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
+        with np.errstate(over="ignore"):  # what is too large is refused where shards are made
+            return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
 
 @dataclass(frozen=True)
@@ -229,34 +230,47 @@ def _scaled(column: Column, own: pa.ChunkedArray, whole: pa.ChunkedArray | None 
     missing = bool(np.isnan(every).any())
     if not len(there) or (there.min() == there.max() and not missing):
         return f"{column.name!r} is the same in all training rows and is left out."
-    deviation = float(there.std()) or 1.0
-    return replace(column, missing=missing, mean=float(there.mean()), deviation=deviation)
+    mean, deviation = _scale(column.name, there)
+    return replace(column, missing=missing, mean=mean, deviation=deviation)
+
+
+def _scale(name: str, values: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(values.mean()), float(values.std())
+    if not np.isfinite(deviation):
+        raise DataError(f"column {name!r} holds numbers up to {np.abs(values).max():g}, which are too large.")
+    return mean, deviation or 1.0
+
+
+def check_label(name: str, column: pa.ChunkedArray) -> None:
+    """Refuse a column of which nothing can be foretold."""
+    kind = column.type
+    if column.null_count:
+        lacks = count(column.null_count, "value")
+        raise DataError(f"column {name!r}, which is to be foretold, lacks {lacks}.")
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if not (number or pa.types.is_boolean(kind) or _is_text(kind)):
+        raise DataError(f"column {name!r} holds {kind}, which cannot be foretold.")
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+        raise DataError(f"column {name!r}, which is to be foretold, holds nan.")
+    different = pc.unique(_decoded(column))
+    if len(different) < 2:
+        one = different[0].as_py()
+        raise DataError(f"column {name!r} is {one!r} in every row: there is nothing to foretell.")
 
 
 def _label(name: str, whole: pa.ChunkedArray, own: pa.ChunkedArray, task: Task) -> Label:
     """Words and booleans are classes; so are whole numbers that are few and each there often."""
     kind = whole.type
-    if whole.null_count:
-        raise DataError(
-            f"column {name!r}, which is to be foretold, lacks {count(whole.null_count, 'value')}."
-        )
-    words = _is_text(kind) or pa.types.is_boolean(kind)
-    if not words and not (
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    ):
-        raise DataError(f"column {name!r} holds {kind}, which cannot be foretold.")
-    different = pc.unique(_decoded(whole))
-    few = pa.types.is_integer(kind) and len(different) <= min(LABELS, len(whole) / OFTEN)
     if task == "regression" and _is_text(kind):
         raise DataError(f"column {name!r} holds words: that is a classification.")
-    if len(different) < 2:
-        raise DataError(
-            f"column {name!r} is {different[0].as_py()!r} in every row: nothing is to be foretold."
-        )
+    different = pc.unique(_decoded(whole))
+    words = _is_text(kind) or pa.types.is_boolean(kind)
+    few = pa.types.is_integer(kind) and len(different) <= min(LABELS, len(whole) / OFTEN)
     if task == "classification" or (task == "auto" and (words or few)):
         return Label(name, tuple(str(value) for value in sorted(different.to_pylist())))
-    values = _numbers(name, own, "number")
-    return Label(name, (), float(values.mean()), float(values.std()) or 1.0)
+    return Label(name, (), *_scale(name, _numbers(name, own, "number")))
 
 
 def _is_text(kind: pa.DataType) -> bool:

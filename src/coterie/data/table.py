@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 
 from coterie.data.checks import as_ids
 from coterie.data.federated import Federated
-from coterie.data.preparation import Preparation, Task, fitted
+from coterie.data.preparation import Preparation, Task, check_label, fitted
 from coterie.data.shards import Shards
 from coterie.errors import DataError
 from coterie.words import count
@@ -34,6 +34,7 @@ def table(
     dates: bool = False,
     seed: int = 0,
     folder: str | Path | None = None,
+    name: str | None = None,
 ) -> Federated:
     """Clients from a table with a column that names them.
 
@@ -62,11 +63,16 @@ def table(
         Which rows are held out.
     folder
         Where to keep the prepared arrays memory-mapped; in memory when not given.
+    name
+        What the data is called in messages and reports; the file's name when not given.
     """
-    rows, name = read(source)
+    rows, called = read(source)
+    name = name or called
     for column in (client, label, *(features or ())):
         if column not in rows.column_names:
             raise DataError(f"{name} has no column {column!r}; its columns are {_listed(rows.column_names)}.")
+    if client == label:
+        raise DataError(f"column {client!r} cannot both name the clients and be foretold.")
     if not 0 <= test < 1:
         raise DataError(f"test must be a share from 0 up to below 1, not {test!r}.")
     chosen = [c for c in features or rows.column_names if c not in (client, label)]
@@ -74,21 +80,22 @@ def table(
         raise DataError(f"{name} has no column beside {client!r} and {label!r}: features are missing.")
     if rows.num_rows == 0:
         raise DataError(f"{name} is empty: there are no examples.")
+    check_label(label, rows[label])
     _check_finite(rows, [*chosen, label], client)
     ids, owner = _owners(rows[client], name, client)
-    held_out = _held_out(owner, rows[label], test, seed)
-    prepared = fitted(rows, ~held_out, client, label, chosen, task, dates)
-    notes = [*prepared.notes, *_missing(rows, chosen, client), *_small(owner, held_out, ids)]
+    held = held_out(owner, rows[label], test, seed)
+    prepared = fitted(rows, ~held, client, label, chosen, task, dates)
+    notes = [*prepared.notes, *_missing(rows, chosen, client), *_small(owner, held, ids)]
     prepared = Preparation(client, prepared.columns, prepared.label, tuple(notes))
     x, y = prepared.x(rows), prepared.label.targets(rows[label])
-    _warn_of_repeated(x[~held_out], owner[~held_out], prepared.features)
+    _warn_of_repeated(x[~held], owner[~held], prepared.features)
     parts = []
-    for part, which in (("train", ~held_out), ("test", held_out)):
+    for part, which in (("train", ~held), ("test", held)):
         own = None if folder is None else Path(folder) / part
         parts.append(_shards(x[which], y[which], owner[which], ids, prepared, own) if which.any() else None)
-    train, held = parts
+    train, tested = parts
     assert train is not None
-    return Federated(train, held, name=name, preparation=prepared)
+    return Federated(train, tested, name=name, preparation=prepared)
 
 
 def read(source: Any) -> tuple[pa.Table, str]:
@@ -98,7 +105,11 @@ def read(source: Any) -> tuple[pa.Table, str]:
         found, name = _file(path), path.name
     else:
         found, name = _frame(source), "the table"
-    twice = [column for column in found.column_names if found.column_names.count(column) > 1]
+    try:
+        names = found.column_names
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: the names of its columns are not UTF-8: save the file as UTF-8.") from None
+    twice = [column for column in names if names.count(column) > 1]
     if twice:
         raise DataError(f"{name} has two columns called {twice[0]!r}: names must be distinct.")
     return found, name
@@ -159,6 +170,9 @@ def _owners(column: pa.ChunkedArray, name: str, client: str) -> tuple[np.ndarray
     if column.null_count:
         first = pc.index(column.is_null(), True).as_py()
         raise DataError(f"column {client!r} names no client in row {first + 1:,}: every row must have one.")
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind):
+        raise DataError(f"column {client!r} holds {kind}, which cannot name clients.")
     encoded = column.combine_chunks()
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
@@ -177,7 +191,7 @@ def _owners(column: pa.ChunkedArray, name: str, client: str) -> tuple[np.ndarray
     return ids[order], owner
 
 
-def _held_out(
+def held_out(
     owner: Int[np.ndarray, " rows"], label: pa.ChunkedArray, share: float, seed: int
 ) -> Bool[np.ndarray, " rows"]:
     """The rows for testing: of each client every so many, in an order in which classes follow one another.
@@ -189,9 +203,8 @@ def _held_out(
     kinds = label.combine_chunks()
     kinds = kinds if pa.types.is_dictionary(kinds.type) else kinds.dictionary_encode()
     which = kinds.indices.fill_null(-1).to_numpy()
-    which = (
-        which if len(kinds.dictionary) <= len(which) / 2 else np.zeros(len(which), int)
-    )  # not real numbers
+    if len(kinds.dictionary) > len(which) / 2:  # real numbers are no classes
+        which = np.zeros(len(which), int)
     order = np.lexsort((rng.random(len(owner)), which, owner))
     sizes = np.bincount(owner)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
