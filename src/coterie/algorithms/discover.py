@@ -92,7 +92,7 @@ class Discover(KnownClusters[State]):
 
     def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
         state = self.state_of(fresh_models(server, key, 1), server.clients)
-        return dataclasses.replace(state, assignment=np.zeros(server.clients, np.int32))
+        return dataclasses.replace(state, assignment=jnp.zeros(server.clients, jnp.int32))
         yield
 
     def state_of(self, models: PyTree, clients: int) -> State:
@@ -149,7 +149,7 @@ class Discover(KnownClusters[State]):
         if stage_of(state) == BEGIN:
             after = yield from self._split(server, state, "1 group.")
             return after
-        state, told, moved = yield from self._judged(state)
+        state, told, moved = yield from self._judged(server, state)
         stage, text = stage_of(state), f"{count(number_of(state.assignment), 'group')}."
         if moved:
             text += f" {count(moved, 'client')} moved."
@@ -177,10 +177,13 @@ class Discover(KnownClusters[State]):
         more = number_of(state.assignment) > int(np.asarray(state.before))
         return done < (LONGEST if more else 1) * self._rounds_alone
 
-    def _judged(self, state: State, *, stay: bool = False) -> Exchange[tuple[State, Told, int]]:
+    def _judged(
+        self, server: Server, state: State, *, stay: bool = False
+    ) -> Exchange[tuple[State, Told, int]]:
         """JUDGE: what all clients say of all groups, and where they go."""
         group = np.asarray(state.assignment)
-        alone = Ask(JudgeAlone(stacked.take(state.first, 0), self._rounds_alone))
+        key = server.key("judged alone")  # the same whenever it has to be asked
+        alone = Ask(JudgeAlone(stacked.take(state.first, 0), self._rounds_alone), key=key)
         margin = jnp.asarray(np.inf if stay else 0, jnp.float32)
         task = JudgeHalves(state.halves, jnp.asarray(number_of(group)), margin, state.assignment)
         answers = yield Ask(task, remind=alone)
@@ -213,7 +216,7 @@ class Discover(KnownClusters[State]):
         if not len(leavers):
             return state, told, "Nobody leaves to be alone."
         pairs = yield from self._trained_alone(server, state, leavers)
-        state, told, _ = yield from self._judged(alone_now(state, leavers, pairs), stay=True)
+        state, told, _ = yield from self._judged(server, alone_now(state, leavers, pairs), stay=True)
         return state, told, f"{count(len(leavers), 'client')} left, better off alone."
 
     def _trained_alone(

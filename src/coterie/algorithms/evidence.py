@@ -45,9 +45,10 @@ class Told(NamedTuple):
             values = np.asarray(values, float)
             return np.where(heard.reshape(-1, *[1] * (values.ndim - 1)) & np.isfinite(values), values, 0.0)
 
-        told = (numbers(values) for values in (report.loss, report.others, report.even, report.alone))
+        loss, others, even, alone = map(numbers, (report.loss, report.others, report.even, report.alone))
         chosen = np.where(heard, np.asarray(answers.cluster, np.int32), group)
-        return cls(heard, chosen, *told, np.where(heard, np.asarray(report.examples), 0))
+        examples = np.where(heard, np.asarray(report.examples), 0)
+        return cls(heard, chosen, loss, others, even, alone, examples)
 
     def only(self, group: Int[np.ndarray, " clients"], names: Int[np.ndarray, " some"]) -> Told:
         """The same of some of the groups, which have other numbers."""
@@ -57,7 +58,8 @@ class Told(NamedTuple):
     def members(self) -> Float[np.ndarray, "k clients"]:
         """1 for the clients of each group that say something."""
         known = self.heard & (self.group >= 0) & (self.examples > 0)
-        return ((self.group == np.arange(self.loss.shape[1])[:, None]) & known).astype(float)
+        inside: np.ndarray = (self.group == np.arange(self.loss.shape[1])[:, None]) & known
+        return inside.astype(float)
 
 
 def prefers(
@@ -129,7 +131,8 @@ def parted(pulls: Float[np.ndarray, "clients 2 numbers"], first: int) -> Bool[np
     products = away.T @ away if len(away) > away.shape[1] else away @ away.T
     top = np.linalg.eigh(products)[1][:, -1]
     side: np.ndarray = (away @ top if len(away) > away.shape[1] else top) > 0
-    return side != side[first]
+    part: np.ndarray = side != side[first]
+    return part
 
 
 def chance(t: Any, n: Any) -> Any:
@@ -177,8 +180,8 @@ def lenient(told: Told) -> Verdict:
 def strict(told: Told, error: float, differ: float) -> Verdict:
     """The same, and those of which it is not sure that both sides do, or that halves agree about it.
 
-    `differ` is what `alike` has said of all clients: if they need not differ, they have to prefer their groups by
-    more than choices that fit noise best.
+    `differ` is what `alike` has said of all clients: if they need not differ, they have to prefer their
+    groups by more than choices that fit noise best.
     """
     side, both = prefers(told)
     sure, pairs = np.minimum(side, side.T), max(1, len(side) * (len(side) - 1) // 2)
@@ -222,4 +225,4 @@ def better_alone(told: Told, error: float) -> Bool[np.ndarray, " clients"]:
     member = told.members()
     large = np.flatnonzero(sizes > 1)
     whole = chance(statistic(*(member @ told.alone)[large].T), (member @ told.examples)[large])
-    return leaves | (may & np.isin(told.group, large[step_up(whole, error / 2)]))
+    return np.asarray(leaves | (may & np.isin(told.group, large[step_up(whole, error / 2)])))

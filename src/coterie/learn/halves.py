@@ -51,7 +51,7 @@ class TrainHalves(Task):
 class PullHalves(Task):
     """Where either half of the examples would pull the models of the client's group.
 
-    Each of them would pull both models of the pair: the same ones, so that one can be compared with the other.
+    Each of them would pull both models of the pair, so that one half can be compared with the other.
     """
 
     models: PyTree  # (k, 2, ...)
@@ -78,7 +78,8 @@ class PullHalves(Task):
 def sketch(gradient: PyTree) -> Float[Array, " numbers"]:
     """At most `NUMBERS` numbers whose inner products are about those of the gradients.
 
-    Where there are more, each is added to one of them or subtracted from it: always the same one, drawn by lot.
+    Where a gradient has more, each is added to one of them or subtracted from it: always the same one, drawn
+    by lot.
     """
     flat = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(gradient)])
     if len(flat) <= NUMBERS:
