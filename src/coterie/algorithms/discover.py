@@ -20,7 +20,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie.aggregate import Mean
 from coterie.algorithms import evidence
@@ -145,7 +145,15 @@ class Discover(KnownClusters[State]):
             after = yield from self._settled(state, done)
             return after
         if done == 0:
-            return Pause(state, self.sweep)
+            _, pulls, heard = yield from self._pulls(state)
+            away = evidence.drift(pulls[heard])
+            text = f"1 group. Examples at even and at odd places do not differ: z = {away:.1f}."
+            if away > evidence.quantile(self.error):
+                text = (
+                    f"1 group. Examples at even places differ from those at odd ones (z = {away:.1f}) "
+                    "by which their models are judged: shuffle the examples of each client."
+                )
+            return Pause(state, self.sweep, Note("begin", text, {"drift": away}))
         if stage_of(state) == BEGIN:
             after = yield from self._split(server, state, "1 group.")
             return after
@@ -191,9 +199,8 @@ class Discover(KnownClusters[State]):
 
     def _split(self, server: Server, state: State, text: str) -> Exchange[Pause]:
         """SPLIT: clients of a group part that pull its models to different sides."""
-        group, parts = np.asarray(state.assignment), {}
-        answers = yield Ask(PullHalves(state.halves), state.assignment)
-        pulls, heard = np.asarray(answers.report.halves, float), np.asarray(answers.answered) & (group >= 0)
+        group, pulls, heard = yield from self._pulls(state)
+        parts = {}
         if np.isnan(np.asarray(state.differ)):
             differ = evidence.alike(pulls[heard])
             state = dataclasses.replace(state, differ=jnp.asarray(differ, jnp.float32))
@@ -209,6 +216,18 @@ class Discover(KnownClusters[State]):
             return Pause(at_stage(state, MERGE), self.sweep, Note("split", f"{text} No group can be split."))
         text = f"{text} {len(parts)} of them split, to see whether that is of use."
         return Pause(at_stage(state, 1), SHORT, Note("split", text))
+
+    def _pulls(
+        self, state: State
+    ) -> Exchange[
+        tuple[
+            Int[np.ndarray, " clients"], Float[np.ndarray, "clients 2 numbers"], Bool[np.ndarray, " clients"]
+        ]
+    ]:
+        """Who is in which group, where their halves pull its models, and who told."""
+        answers = yield Ask(PullHalves(state.halves), state.assignment)
+        group = np.asarray(state.assignment)
+        return group, np.asarray(answers.report.halves, float), np.asarray(answers.answered) & (group >= 0)
 
     def _without_leavers(self, server: Server, state: State, told: Told) -> Exchange[tuple[State, Told, str]]:
         """LEAVE: clients, and groups, that lose less by being alone go alone."""

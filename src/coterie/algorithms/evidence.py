@@ -113,6 +113,19 @@ def alike(pulls: Float[np.ndarray, "clients 2 numbers"]) -> float:
     return float(t * np.sqrt((n - 1) / max(n - t * t, 1e-9))) if n > 1 else 0.0
 
 
+def drift(pulls: Float[np.ndarray, "clients 2 numbers"]) -> float:
+    """Whether the two halves of clients differ from each other the same way, in standard errors.
+
+    Of models that have not been trained: of those that have, each half fits one better. If halves may as well
+    be exchanged, the sign of each client's difference is a coin's.
+    """
+    away = pulls[:, 0] - pulls[:, 1]
+    own = np.square(np.square(away).sum(1)).sum()
+    together = float(np.square(away.sum(0)).sum() - np.square(away).sum())
+    products = away.T @ away if len(away) > away.shape[1] else away @ away.T
+    return together / float(np.sqrt(2 * max(np.square(products).sum() - own, 1e-30)))
+
+
 def centred(pulls: Float[np.ndarray, "clients 2 numbers"]) -> Float[np.ndarray, "clients 2 numbers"]:
     """Where halves pull beyond where all do: of length 1, or 0."""
     away = pulls - pulls.mean(0)
