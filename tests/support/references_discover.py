@@ -101,18 +101,22 @@ class Reference:
             if self.split():
                 for turn in range(3):
                     self.train(2)
-                    if not self.judge() or turn == 2:
+                    moved = self.judge()
+                    if not moved or turn == 2:
                         break
             else:
                 self.train(self.sweep)
-                self.judge()
+                moved = self.judge()
             while pairs := self.mergers(strict=False):
                 self.merge(pairs)
                 self.train(2)
-                self.judge()
+                moved = self.judge()
             more = len(self.groups) > before
-            if self.done >= (3 if more else 1) * self.rounds_alone:
+            if self.done >= (2 if more else 1) * self.rounds_alone:
                 break
+        if moved:
+            self.train(self.sweep)
+            self.judge()
         while pairs := self.mergers(strict=True):  # PRUNE
             self.merge(pairs)
             self.train(self.sweep)
@@ -241,7 +245,32 @@ class Reference:
         self.pairs = [pair for _, pair in left]
         self.pairs += [[self.trained_alone(half) for half in halves(self.clients[i])] for i in sorted(gone)]
 
+    def confidence(self, now):
+        """Margins and chances of every client, and what groups lose by each other's models."""
+        k, own = len(self.judged_groups), np.full((4, len(self.clients)), np.nan)
+        cost = np.zeros((k, k))
+        for g, members in enumerate(self.judged_groups):
+            everything = [
+                [self.judged_losses[i][b] - self.judged_losses[i][g] for b in range(k)] for i in members
+            ]
+            for i, lost in zip(members, everything, strict=True):
+                others = [b for b in range(k) if b != g]
+                second = min(others, key=lambda b, lost=lost: lost[b].sum()) if others else None
+                if now[i] == g and others:
+                    own[:2, i] = lost[second].mean(), chance(-lost[second])
+                if now[i] == second:  # it went there in the end
+                    own[:2, i] = -lost[second].mean(), chance(lost[second])
+                if now[i] != g:
+                    continue
+                alone = self.judged_alone(i) - self.judged_losses[i][g]
+                own[2:, i] = alone.mean(), chance(-alone)
+            for b in range(k):
+                cost[g, b] = np.concatenate([lost[b] for lost in everything]).mean()
+        return own, cost
+
     def final(self):
+        self.judged_groups = [list(members) for members in self.groups]
+        self.judged_losses = [[unseen(pair, client) for pair in self.pairs] for client in self.clients]
         groups, models = self.groups, [np.mean(pair, axis=0) for pair in self.pairs]
         done = 0
         while done < self.rounds:

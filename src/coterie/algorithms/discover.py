@@ -59,7 +59,7 @@ from coterie.words import count
 
 SHORT = 2  # rounds, after which clients may move
 SMALLEST = 4  # clients, that are ever split
-LONGEST = 3  # times as many rounds as clients train alone, after which nothing is split any more
+LONGEST = 2  # times as many rounds as clients train alone, after which nothing is split any more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,6 +170,8 @@ class Discover(KnownClusters[State]):
         if stage != PRUNE and self._goes_on(state, done):
             after = yield from self._split(server, state, text)
             return after
+        if stage != PRUNE and moved:  # no model is judged by what clients that have gone made of it
+            return Pause(at_stage(state, PRUNE), self.sweep, Note("settle", text))
         verdict = evidence.strict(told, self.error, float(np.asarray(state.differ)))
         text = f"{text} PRUNE: {verdict.text}"
         if verdict.pairs:
