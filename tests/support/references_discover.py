@@ -203,7 +203,9 @@ class Reference:
                 if a == b:
                     continue
                 sure, both = self.prefers(a, b)
-                merge = sure < 1
+                sizes = len(self.groups[a]) + len(self.groups[b])
+                mean = BY_CHANCE + both * SPREAD / np.sqrt(sizes)
+                merge = sure < 1 or mean < ((BY_CHANCE + COLLUSION) / 2 if strict else 0.9)
                 if strict:
                     if self.differ < norm.isf(np.sqrt(self.error)):
                         both = self.prefers(a, b, COLLUSION)[1]

@@ -20,6 +20,8 @@ SPREAD = float(np.sqrt(1 - 2 / np.pi))  # and its standard deviation
 # twice the ground state of the Sherrington-Kirkpatrick model: what it gives if all clients' choices were the
 # ones that together fit noise best
 COLLUSION = 1.5264
+BEST_OF_THREE = 0.9  # the same as CHANCE where there are three to choose from
+MIDDLE = (CHANCE + COLLUSION) / 2
 LEAST = 1.0  # standard errors by which a side of a split has to prefer its own models
 
 
@@ -184,10 +186,16 @@ class Verdict(NamedTuple):
 
 
 def lenient(told: Told) -> Verdict:
-    """Pairs of groups of which one side does not prefer its own models by a standard error."""
+    """Pairs of groups of which one side does not prefer its own models, or both hardly do."""
     side, both = prefers(told)
     sure = np.minimum(side, side.T)
-    return _verdict(sure, sure < LEAST, both)
+    return _verdict(sure, (sure < LEAST) | (_mean(told, both) < BEST_OF_THREE), both)
+
+
+def _mean(told: Told, both: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
+    """The mean of T that `prefers` has found for both: of many clients, little of it is sure as well."""
+    sizes = told.members().sum(1)
+    return np.asarray(CHANCE + both * SPREAD / np.sqrt(np.maximum(sizes[:, None] + sizes, 1)))
 
 
 def strict(told: Told, error: float, differ: float) -> Verdict:
@@ -198,11 +206,12 @@ def strict(told: Told, error: float, differ: float) -> Verdict:
     """
     side, both = prefers(told)
     sure, pairs = np.minimum(side, side.T), max(1, len(side) * (len(side) - 1) // 2)
+    doubtful = (sure < LEAST) | (_mean(told, both) < MIDDLE)
     if differ < quantile(np.sqrt(error)):
         both = prefers(told, COLLUSION)[1]
-    doubtful = both < quantile(error / (2 * max(1, len(told.group))))
+    doubtful |= both < quantile(error / (2 * max(1, len(told.group))))
     doubtful |= agreement(told) < quantile(error / pairs)
-    return _verdict(sure, doubtful | (sure < LEAST), both)
+    return _verdict(sure, doubtful, both)
 
 
 def _verdict(
