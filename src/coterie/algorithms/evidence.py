@@ -76,6 +76,7 @@ def prefers(
     # of a single example |T| is 1, whatever it says
     chance = by_chance + np.maximum(0, 1 - by_chance) / np.maximum(told.examples, 1)
     more = member @ (statistic(told.others[:, 0], told.others[:, 1]) - chance[:, None])
+    np.fill_diagonal(more, 0)
     side = more / (SPREAD * np.sqrt(sizes))[:, None]
     return side, (more + more.T) / (SPREAD * np.sqrt(sizes[:, None] + sizes))
 
