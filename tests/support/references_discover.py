@@ -111,7 +111,7 @@ class Reference:
                 self.merge(pairs)
                 self.train(2)
                 moved = self.judge()
-            more = len(self.groups) > before
+            more = len(self.groups) > 1.5 * before and self.differ >= norm.isf(np.sqrt(self.error))
             if self.done >= (2 if more else 1) * self.rounds_alone:
                 break
         if moved:

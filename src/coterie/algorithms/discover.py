@@ -59,6 +59,7 @@ from coterie.words import count
 
 SHORT = 2  # rounds, after which clients may move
 SMALLEST = 4  # clients, that are ever split
+MANY = 1.5  # times as many groups as before
 LONGEST = 2  # times as many rounds as clients train alone, after which nothing is split any more
 
 
@@ -183,8 +184,9 @@ class Discover(KnownClusters[State]):
         return Pause(state, self._stretch(0), Note("final", text, verdict.details))
 
     def _goes_on(self, state: State, done: int) -> bool:
-        """Whether groups are to be split once more: as long as that makes more of them."""
-        more = number_of(state.assignment) > int(np.asarray(state.before))
+        """Whether groups are to be split once more: later on, only if that makes many more of them."""
+        more = number_of(state.assignment) > MANY * int(np.asarray(state.before))
+        more &= bool(np.asarray(state.differ) >= evidence.need(self.error))
         return done < (LONGEST if more else 1) * self._rounds_alone
 
     def _judged(

@@ -178,6 +178,11 @@ def quantile(error: float) -> float:
     return float(norm.isf(error))
 
 
+def need(error: float) -> float:
+    """What `alike` has to say for clients to differ: two tests have to err, each with the root of `error`."""
+    return quantile(np.sqrt(error))
+
+
 class Verdict(NamedTuple):
     """Which pairs of groups are to be one, and how sure that is of all."""
 
@@ -208,7 +213,7 @@ def strict(told: Told, error: float, differ: float) -> Verdict:
     side, both = prefers(told)
     sure, pairs = np.minimum(side, side.T), max(1, len(side) * (len(side) - 1) // 2)
     doubtful = (sure < LEAST) | (_mean(told, both) < MIDDLE)
-    if differ < quantile(np.sqrt(error)):
+    if differ < need(error):
         both = prefers(told, COLLUSION)[1]
     doubtful |= both < quantile(error / (2 * max(1, len(told.group))))
     doubtful |= agreement(told) < quantile(error / pairs)
