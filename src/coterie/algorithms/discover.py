@@ -218,7 +218,7 @@ class Discover(KnownClusters[State]):
         state = split(state, parts)
         if not parts:
             return Pause(at_stage(state, MERGE), self.sweep, Note("split", f"{text} No group can be split."))
-        text = f"{text} {len(parts)} of them split, to see whether that is of use."
+        text = f"{text} {count(len(parts), 'group')} split in two, to see whether that is of use."
         return Pause(at_stage(state, 1), SHORT, Note("split", text))
 
     def _pulls(
