@@ -150,6 +150,11 @@ def test_flower_and_simulation_agree(name):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), real.models, simulated.models
     )
+    assert (real.confidence is None) == (simulated.confidence is None) == (name != "discover")
+    if name == "discover":
+        sure, also = (found.confidence.arrays("") for found in (real, simulated))
+        for one in sure:
+            np.testing.assert_allclose(sure[one], also[one], rtol=1e-3, atol=1e-4)
     for ours, theirs in zip(real.history, simulated.history, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
         assert (ours.asked, ours.answered, ours.sizes) == (theirs.asked, theirs.answered, theirs.sizes)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie import keys, registry
+from coterie.clustering.confidence import Confidence
 from coterie.data.shards import Shards
 from coterie.errors import SettingError
 from coterie.federation.exchange import Exchange, Server
@@ -115,6 +116,7 @@ class Result(NamedTuple):
     losses: Float[np.ndarray, "clients k"] | None = None
     shares: Float[np.ndarray, "clients k"] | None = None
     personal: PyTree = None
+    confidence: Confidence | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

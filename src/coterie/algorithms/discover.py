@@ -1,17 +1,16 @@
 """Discover: groups without being told how many, or how far apart; and none where there are none.
 
-An algorithm of ours. Too many groups can be mended by merging them, too few cannot be mended: it begins with
-every client alone. What a merge costs is seen on held-out examples, so that no distance has to be given: two
+An algorithm of ours. It begins with one group of all clients and splits it, and what it is split into, until
+that is of no use. Whether it is of use is seen on held-out examples, so that no distance has to be given: two
 models are kept for each group, trained on one half of each client's examples each, and a client is judged by
 the model that has not seen the example (`coterie.learn.halves`).
 
-A *sweep* is JUDGE and MERGE: clients whose examples another group's models fit clearly better move there;
-pairs of groups of which one serves the other's clients about as well as their own are merged, and train
-together for a few rounds. Then each side of a merge is asked whether it lost: if it did, beyond what chance
-explains, both sides are as before. When nothing changes any more, merges are tried again with the stricter
-bound alone, and nobody moves (PRUNE): groups were chosen by the very examples on which they are judged, which
-makes what they are look better than it is. Then clients that would be better off alone leave (LEAVE), and one
-model of each group is trained on all examples (FINAL).
+SPLIT: clients say where their halves would pull their group's models, and those that pull to different sides
+part. Then they settle: groups train for a few rounds, and clients go where their examples fit best. MERGE:
+groups of which one side does not prefer its own models by more than chance become one again. This goes on as
+long as there are more groups than before. Too many of them can be mended: PRUNE merges what is not surely
+apart. Then clients and groups that would be better off alone leave (LEAVE), and one model of each group is
+trained on all examples (FINAL).
 """
 
 from __future__ import annotations
@@ -21,29 +20,30 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from coterie.aggregate import Mean
-from coterie.algorithms.algorithm import Note, Pause, Round, unknown
+from coterie.algorithms import evidence
+from coterie.algorithms.algorithm import Note, Pause, Result, Round, unknown
 from coterie.algorithms.discovered import (
-    AGAIN,
+    BEGIN,
+    MERGE,
     PRUNE,
-    SWEEP,
+    SETTLED,
     State,
-    Told,
+    alone_now,
     at_stage,
-    compact,
+    confidence,
     for_final,
     in_final,
-    marks_of,
     means,
     merged,
     moved_to,
     number_of,
+    split,
     stage_of,
-    undone,
-    with_groups,
 )
+from coterie.algorithms.evidence import Told
 from coterie.algorithms.known_clusters import KnownClusters
 from coterie.algorithms.parts.averaging import Averaging, Weight
 from coterie.errors import SettingError, whole_number
@@ -51,105 +51,64 @@ from coterie.federation.exchange import Exchange, Server
 from coterie.federation.protocol import Answers, Ask
 from coterie.initialise.alone import trained_alone
 from coterie.initialise.random import fresh_models
-from coterie.learn.halves import JudgeAlone, JudgeHalves, JudgeHalvesAgain, TrainHalves, statistic
+from coterie.learn.halves import JudgeAlone, JudgeHalves, PullHalves, TrainHalves
 from coterie.learn.learner import Learner
 from coterie.learn.tasks import MeasureLosses, lowest
 from coterie.models import stacked
 from coterie.words import count
 
-MOST = 40  # sweeps
-NEARER = 0.1  # in proportion: so much nearer than one that was refused another group has to be
+SHORT = 2  # rounds, after which clients may move
+SMALLEST = 4  # clients, that are ever split
+MANY = 1.5  # times as many groups as before
+LONGEST = 2  # times as many rounds as clients train alone, after which nothing is split any more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Discover(KnownClusters[State]):
-    """Finds the groups, and their number, from what merging them costs on held-out examples.
+    """Finds the groups, and their number, from what they are worth on held-out examples.
 
     Parameters
     ----------
     rounds
         Of FINAL, in which every group's model trains on all examples.
     alone
-        For how many local updates clients train alone at the beginning; as many as `rounds` when not given.
+        For how many local updates a client trains alone, to know whether it is better off so; and for how
+        many rounds, at least, groups are looked for. As many as `rounds` when not given.
     sweep
-        Rounds of training after every sweep.
-    seeds
-        How many clients, drawn at random, begin as groups of their own; the others join the one whose models
-        fit them best. All clients where there are no more.
+        Rounds of training at the beginning and after each PRUNE, and in FINAL until clients may move.
     error
-        How probable it may be that any client of a population whose clients are all alike objects to a merge,
-        if its statistic were normal: z is the normal quantile of error / (2 m) for m clients.
-    objection
-        z where a merge makes both sides together worse, but for PRUNE.
-    margin
-        By how many standard errors another group must fit a client better for it to move there in a sweep.
+        How probable it may be that clients who are all alike are told apart: see the card.
     weight
         How much a client counts in a group's mean: see `Averaging`.
     participation
-        Of rounds; in sweeps all clients are asked.
+        Of rounds; between them all clients are asked.
     """
 
     alone: int | None = None
     sweep: int = 5
-    seeds: int = 200
     error: float = 0.01
-    objection: float = 2.0
-    margin: float = 1.0
     weight: Weight = "clients"
 
-    # -- the beginning: every client alone -----------------------------------------------------------------
+    # -- the beginning: one group --------------------------------------------------------------------------
 
     def start(self, server: Server, key: Key[Array, ""]) -> Exchange[State]:
-        return self.state_of(fresh_models(server, key, 1), server.clients)
+        state = self.state_of(fresh_models(server, key, 1), server.clients)
+        return dataclasses.replace(state, assignment=jnp.zeros(server.clients, jnp.int32))
         yield
 
     def state_of(self, models: PyTree, clients: int) -> State:
-        pairs = jax.tree.map(lambda a: jnp.stack([a, a], 1), models)
         return State(
             models,
             unknown(clients),
-            halves=pairs,
+            halves=jax.tree.map(lambda a: jnp.stack([a, a], 1), models),
             first=jax.tree.map(lambda a: a[:1], models),
-            tried=pairs,
-            parent=unknown(clients),
-            refused=jnp.zeros(0, jnp.uint32),
-            limits=jnp.zeros(0),
-            near=jnp.full(clients, jnp.nan),
-            stage=jnp.asarray(SWEEP, jnp.int32),
-            apart=jnp.zeros(clients, bool),
+            stage=jnp.asarray(BEGIN, jnp.int32),
+            before=jnp.asarray(0, jnp.int32),
+            differ=jnp.asarray(jnp.nan),
             began=jnp.asarray(0, jnp.int32),
+            judged=jnp.full((clients, 6), jnp.nan),
+            merging=jnp.zeros((2, 0, 0)),
         )
-
-    def _begin(self, server: Server, state: State) -> Exchange[State]:
-        lots = np.argsort(np.asarray(jax.random.bits(server.key("seeds"), (server.clients,))))
-        here = lots[np.isin(lots, server.present)]
-        chosen = np.sort(here[: self.seeds])
-        pairs = yield from self._trained_alone(server, state, chosen, "alone")
-        group = np.full(server.clients, -1, np.int32)
-        group[chosen] = np.arange(len(chosen))
-        return with_groups(state, pairs, group)
-
-    def _trained_alone(
-        self, server: Server, state: State, clients: Int[np.ndarray, " some"], purpose: str
-    ) -> Exchange[PyTree]:
-        """The pair of models of each of some clients, trained on its own halves."""
-        w0, halves = stacked.take(state.first, 0), []
-        for half in range(2):
-            key = jax.random.fold_in(server.key(purpose), half)
-            part = np.array([half, 2], np.int32)
-            models, there, _ = yield from trained_alone(
-                w0, self._rounds_alone, key, clients=clients, part=part
-            )
-            # one that did not answer, or diverged, begins where all began
-            halves.append(
-                jax.tree.map(
-                    lambda a, b: jnp.where(stacked.expand(jnp.asarray(there), a), a, b),  # noqa: B023
-                    models,
-                    w0,
-                )
-            )
-        pairs: PyTree = jax.tree.map(lambda a, b: jnp.stack([a, b], 1), *halves)
-        return pairs
 
     @property
     def _rounds_alone(self) -> int:
@@ -159,10 +118,9 @@ class Discover(KnownClusters[State]):
 
     def ask(self, state: State, round: Round) -> Ask:
         assert state.began is not None
-        number = round.number - state.began
         if in_final(state):
-            return self.averaging.ask(state.models, number, only=state.assignment)
-        task = TrainHalves(state.halves, number, by_examples=self.weight == "examples")
+            return self.averaging.ask(state.models, round.number - state.began, only=state.assignment)
+        task = TrainHalves(state.halves, round.number, by_examples=self.weight == "examples")
         return Ask(task, state.assignment, reduce=Mean().reduction(stacked.count(state.halves)))
 
     def update(self, state: State, answers: Answers, round: Round) -> State:
@@ -188,115 +146,118 @@ class Discover(KnownClusters[State]):
             after = yield from self._settled(state, done)
             return after
         if done == 0:
-            state = yield from self._begin(server, state)
-        words: list[str] = []
-        while True:
-            told = yield from self._judged(state, first=done == 0 and not words)
-            refused = self._refused(state, told)
-            if refused:
-                state = undone(server, state, refused)
-                told = yield from self._judged(state, first=False)
-            moved = int((told.group != np.asarray(state.assignment)).sum())
-            state, told = moved_to(state, told)
-            pairs = self._mergers(server, state, told) if done < MOST * self.sweep else []
-            words.append(_sweep_text(state, moved, pairs, refused))
-            if pairs or moved:
-                state = merged(state, told, pairs, done)
-                return Pause(state, self.sweep, Note("sweep", " ".join(words)))
-            if stage_of(state) == SWEEP:
-                state = at_stage(state, PRUNE)
-                words.append("PRUNE:")
-                continue
-            if stage_of(state) == AGAIN:
-                break
-            state, gone = yield from self._without_leavers(server, state, told)
-            words.append(f"{count(gone, 'client') if gone else 'Nobody'} left to be alone.")
-            if not gone:
-                break
-        words.append(f"FINAL: {count(number_of(state.assignment), 'group')}.")
-        return Pause(for_final(state, done), self._stretch(0), Note("final", " ".join(words), told.details()))
+            _, pulls, heard = yield from self._pulls(state)
+            away = evidence.drift(pulls[heard])
+            text = f"1 group. Examples at even and at odd places do not differ: z = {away:.1f}."
+            if away > evidence.quantile(self.error):
+                text = (
+                    f"1 group. Examples at even places differ from those at odd ones (z = {away:.1f}) "
+                    "by which their models are judged: shuffle the examples of each client."
+                )
+            return Pause(state, self.sweep, Note("begin", text, {"drift": away}))
+        if stage_of(state) == BEGIN:
+            after = yield from self._split(server, state, "1 group.")
+            return after
+        state, told, moved = yield from self._judged(server, state)
+        stage, text = stage_of(state), f"{count(number_of(state.assignment), 'group')}."
+        if moved:
+            text += f" {count(moved, 'client')} moved."
+        if stage < SETTLED and moved:
+            return Pause(at_stage(state, stage + 1), SHORT, Note("settle", text))
+        verdict = evidence.lenient(told)
+        if stage != PRUNE and verdict.pairs:
+            state = at_stage(merged(state, verdict.pairs), MERGE)
+            return Pause(state, SHORT, Note("merge", f"{text} {verdict.text}", verdict.details))
+        if stage != PRUNE and self._goes_on(state, done):
+            after = yield from self._split(server, state, text)
+            return after
+        if stage != PRUNE and moved:  # no model is judged by what clients that have gone made of it
+            return Pause(at_stage(state, PRUNE), self.sweep, Note("settle", text))
+        verdict = evidence.strict(told, self.error, float(np.asarray(state.differ)))
+        text = f"{text} PRUNE: {verdict.text}"
+        if verdict.pairs:
+            state = at_stage(merged(state, verdict.pairs), PRUNE)
+            return Pause(state, self.sweep, Note("prune", text, verdict.details))
+        state, told, left = yield from self._without_leavers(server, state, told)
+        text = f"{text} {left} FINAL: {count(number_of(state.assignment), 'group')}."
+        state = for_final(state, told, done)
+        return Pause(state, self._stretch(0), Note("final", text, verdict.details))
 
-    def _judged(self, state: State, first: bool) -> Exchange[Told]:
+    def _goes_on(self, state: State, done: int) -> bool:
+        """Whether groups are to be split once more: later on, only if that makes many more of them."""
+        more = number_of(state.assignment) > MANY * int(np.asarray(state.before))
+        more &= bool(np.asarray(state.differ) >= evidence.need(self.error))
+        return done < (LONGEST if more else 1) * self._rounds_alone
+
+    def _judged(
+        self, server: Server, state: State, *, stay: bool = False
+    ) -> Exchange[tuple[State, Told, int]]:
         """JUDGE: what all clients say of all groups, and where they go."""
-        stay = jnp.asarray(np.inf, jnp.float32)
-        alone = Ask(JudgeAlone(stacked.take(state.first, 0), self._rounds_alone))
-        assert state.parent is not None
-        before, now = (jnp.asarray(number_of(group)) for group in (state.parent, state.assignment))
-        ask = Ask(JudgeHalves(state.tried, before, stay, state.parent), remind=alone)
-        if not first:
-            margin = stay if stage_of(state) == PRUNE else jnp.asarray(self.margin, jnp.float32)
-            ask = Ask(JudgeHalvesAgain(state.halves, now, margin, state.assignment), remind=ask)
-        answers = yield ask
-        return Told.of(answers, np.asarray(state.assignment), np.asarray(state.apart))
-
-    def _refused(self, state: State, told: Told) -> list[int]:
-        """The groups that were merged and of which a side has lost by it."""
-        group, parent = np.asarray(state.assignment), np.asarray(state.parent)
-        refused = []
-        for g in range(number_of(state.assignment)):
-            inside = (group == g) & told.heard & (parent >= 0)
-            sides = [inside & (parent == p) for p in np.unique(parent[inside])]
-            if len(sides) < 2:
-                continue
-            lost = [statistic(*(values[side].sum() for values in told.change)) for side in sides]
-            worse = told.change.sum[inside].sum() > 0 and stage_of(state) != PRUNE
-            bound = self.objection if worse else self._bound(len(group))
-            if max(lost) >= bound:
-                refused.append(g)
-        return refused
-
-    def _bound(self, clients: int) -> float:
-        from scipy.stats import norm  # slow to import
-
-        return float(norm.isf(self.error / (2 * clients)))
-
-    def _mergers(self, server: Server, state: State, told: Told) -> list[tuple[int, int, float]]:
-        """Pairs of groups that are each other's nearest, and of which one serves the other's clients too."""
-        away, squares = told.between()
-        k = len(away)
-        if k < 2:
-            return []
-        other = statistic(away, squares)
-        together = statistic(away + away.T, squares + squares.T)
-        may = np.minimum(other, other.T) < self._bound(server.clients)
-        np.fill_diagonal(may, False)
         group = np.asarray(state.assignment)
-        alone = group[np.asarray(state.apart) & (group >= 0)]
-        may[alone] = may[:, alone] = False
-        # what is farther away than one that was refused is not tried
-        marks, limits = marks_of(server, group, k), np.full(k, np.inf)
-        for mark, limit in zip(np.asarray(state.refused), np.asarray(state.limits), strict=True):
-            limits[marks == mark] = np.minimum(limits[marks == mark], limit - NEARER * abs(limit))
-        may &= together < np.minimum(limits[:, None], limits[None, :])
-        near = np.where(may, together, np.inf)
-        nearest = near.argmin(1)
-        return [
-            (a, int(b), float(near[a, b]))
-            for a, b in enumerate(nearest)
-            if a < b and nearest[b] == a and np.isfinite(near[a, b])
-        ]
+        key = server.key("judged alone")  # the same whenever it has to be asked
+        alone = Ask(JudgeAlone(stacked.take(state.first, 0), self._rounds_alone), key=key)
+        margin = jnp.asarray(np.inf if stay else 0, jnp.float32)
+        task = JudgeHalves(state.halves, jnp.asarray(number_of(group)), margin, state.assignment)
+        answers = yield Ask(task, remind=alone)
+        return moved_to(state, Told.of(answers, group))
 
-    def _without_leavers(self, server: Server, state: State, told: Told) -> Exchange[tuple[State, int]]:
+    def _split(self, server: Server, state: State, text: str) -> Exchange[Pause]:
+        """SPLIT: clients of a group part that pull its models to different sides."""
+        group, pulls, heard = yield from self._pulls(state)
+        parts = {}
+        if np.isnan(np.asarray(state.differ)):
+            differ = evidence.alike(pulls[heard])
+            state = dataclasses.replace(state, differ=jnp.asarray(differ, jnp.float32))
+            text += f" Clients' halves agree beyond chance by {differ:.1f} standard errors."
+        for g in range(number_of(group)):
+            inside = np.flatnonzero((group == g) & heard)
+            if len(inside) >= SMALLEST:
+                part = inside[evidence.parted(pulls[inside], int(server.tokens[inside].argmin()))]
+                if len(part):
+                    parts[g] = part
+        state = split(state, parts)
+        if not parts:
+            return Pause(at_stage(state, MERGE), self.sweep, Note("split", f"{text} No group can be split."))
+        text = f"{text} {count(len(parts), 'group')} split in two, to see whether that is of use."
+        return Pause(at_stage(state, 1), SHORT, Note("split", text))
+
+    def _pulls(
+        self, state: State
+    ) -> Exchange[
+        tuple[
+            Int[np.ndarray, " clients"], Float[np.ndarray, "clients 2 numbers"], Bool[np.ndarray, " clients"]
+        ]
+    ]:
+        """Who is in which group, where their halves pull its models, and who told."""
+        answers = yield Ask(PullHalves(state.halves), state.assignment)
+        group = np.asarray(state.assignment)
+        return group, np.asarray(answers.report.halves, float), np.asarray(answers.answered) & (group >= 0)
+
+    def _without_leavers(self, server: Server, state: State, told: Told) -> Exchange[tuple[State, Told, str]]:
         """LEAVE: clients, and groups, that lose less by being alone go alone."""
-        group, bound = told.group, self._bound(server.clients)
-        together = (group >= 0) & (np.bincount(group + 1)[group + 1] > 1)
-        go = together & (statistic(*told.alone) < -bound)
-        dissolved = np.zeros(len(group), bool)
-        for g in np.unique(group[together]):
-            inside = group == g
-            if statistic(*(values[inside].sum() for values in told.alone)) < -bound:
-                dissolved |= inside
-        leavers = np.flatnonzero(go | dissolved)
-        apart = jnp.asarray(np.asarray(state.apart) | dissolved)
-        state = dataclasses.replace(at_stage(state, AGAIN), apart=apart)
+        leavers = np.flatnonzero(evidence.better_alone(told, self.error))
         if not len(leavers):
-            return state, 0
-        pairs = yield from self._trained_alone(server, state, leavers, "left alone")
-        after = group.copy()
-        after[leavers] = stacked.count(state.halves) + np.arange(len(leavers))
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.halves, pairs)
-        state = dataclasses.replace(state, halves=both, assignment=jnp.asarray(after))
-        return compact(state), len(leavers)
+            return state, told, "Nobody leaves to be alone."
+        pairs = yield from self._trained_alone(server, state, leavers)
+        state, told, _ = yield from self._judged(server, alone_now(state, leavers, pairs), stay=True)
+        return state, told, f"{count(len(leavers), 'client')} left, better off alone."
+
+    def _trained_alone(
+        self, server: Server, state: State, clients: Int[np.ndarray, " some"]
+    ) -> Exchange[PyTree]:
+        """The pair of models of each of some clients, trained on its own halves."""
+        w0, halves = stacked.take(state.first, 0), []
+        for half in range(2):
+            key = jax.random.fold_in(server.key("alone"), half)
+            part = np.array([half, 2], np.int32)
+            models, there, _ = yield from trained_alone(
+                w0, self._rounds_alone, key, clients=clients, part=part, least=0
+            )
+            # one that did not answer, or diverged, begins where all began
+            begun = jax.tree.map(lambda w: jnp.broadcast_to(w, (len(clients), *w.shape)), w0)
+            halves.append(stacked.where(jnp.asarray(there), models, begun))
+        pairs: PyTree = jax.tree.map(lambda a, b: jnp.stack([a, b], 1), *halves)
+        return pairs
 
     # -- FINAL -----------------------------------------------------------------------------------------------
 
@@ -320,28 +281,18 @@ class Discover(KnownClusters[State]):
         """Rounds until clients may move again."""
         return min(self.sweep, self.rounds - done)
 
+    def finish(self, server: Server, state: State) -> Exchange[Result]:
+        result = yield from super().finish(server, state)
+        return result._replace(confidence=confidence(state, result.assignment))
+
     @property
     def expected_rounds(self) -> int:
-        return self.rounds + 10 * self.sweep
+        return self.rounds + self._rounds_alone + 2 * self.sweep
 
     def check(self, clients: int, learner: Learner) -> None:
         super().check(clients, learner)
-        for name, least in (("sweep", 1), ("seeds", 2)):
-            whole_number(name, getattr(self, name), least)
+        whole_number("sweep", self.sweep, 1)
         if self.alone is not None:
             whole_number("alone", self.alone, 1)
         if not 0 < self.error < 1:
             raise SettingError(f"error must be a probability above 0 and below 1, not {self.error}.")
-        for name in ("objection", "margin"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"{name} must not be negative, not {getattr(self, name)}.")
-
-
-def _sweep_text(state: State, moved: int, pairs: list[tuple[int, int, float]], refused: list[int]) -> str:
-    text = f"{count(number_of(state.assignment), 'group')}"
-    if refused:
-        text += f", {count(len(refused), 'merge')} undone since a side of it lost by it"
-    if moved:
-        text += f", {count(moved, 'client')} moved"
-    text += f", {count(len(pairs), 'pair')} to be merged." if pairs else ", no pair to be merged."
-    return text

@@ -336,6 +336,7 @@ class Run:
             losses=result.losses,
             shares=result.shares,
             personal=result.personal,
+            confidence=result.confidence,
             algorithm=self.algorithm.settings(),
             seed=self.seed,
             provenance=self.federation.describe(),

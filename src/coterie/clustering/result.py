@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from coterie import registry, storage
+from coterie.clustering.confidence import Confidence
 from coterie.clustering.history import History, from_line
 from coterie.data.shards import Shards, Spec, places
 from coterie.errors import DataError, RunFolderError, SettingError
@@ -77,6 +78,8 @@ class Clustering:
         How much of each client belongs to each cluster, where the algorithm finds that out: `FedSoft`.
     personal
         A model of each client's own (a leading client axis), where the algorithm trains such: `FedSoft`.
+    confidence
+        How sure it is, where the algorithm finds that out: `Discover`.
     algorithm, seed
         The settings that led here.
     provenance
@@ -92,6 +95,7 @@ class Clustering:
     losses: Float[np.ndarray, "clients k"] | None = None
     shares: Float[np.ndarray, "clients k"] | None = None
     personal: PyTree = None
+    confidence: Confidence | None = None
     algorithm: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -204,6 +208,8 @@ class Clustering:
         folder = Path(folder)
         arrays: dict[str, Any] = {f"models.{name}": leaf for name, leaf in stacked.named(self.models).items()}
         arrays |= {f"personal.{name}": leaf for name, leaf in stacked.named(self.personal).items()}
+        if self.confidence is not None:
+            arrays |= self.confidence.arrays("confidence.")
         arrays |= {name: values for name in TABLES if (values := getattr(self, name)) is not None}
         lines = "".join(record.to_line() + "\n" for record in self.history.records)
         storage.write_text(folder / ROUNDS, lines)
@@ -255,7 +261,8 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
         tables = {name: arrays.pop(name, None) for name in TABLES}
         known = (learner or registry.learner_from(content["learner"])).for_data(spec)
         own = {name: arrays.pop(name) for name in list(arrays) if name.startswith("personal.")}
-        models = _stack(arrays, "models.", known.shapes(spec))
+        trained = {name: a for name, a in arrays.items() if name.startswith("models.")}
+        models = _stack(trained, "models.", known.shapes(spec))
         personal = _stack(own, "personal.", known.shapes(spec)) if own else None
         found = Clustering(
             ids=np.array(content["ids"]),
@@ -267,6 +274,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
                 list(map(from_line, written.splitlines())), len(content["ids"]), content["restart"]
             ),
             personal=personal,
+            confidence=Confidence.from_arrays(arrays, "confidence."),
             **tables,
             algorithm=content["algorithm"],
             seed=content["seed"],

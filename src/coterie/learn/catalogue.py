@@ -19,7 +19,7 @@ TASKS: dict[str, type[Task]] = {
         halves.TrainHalves,
         halves.JudgeAlone,
         halves.JudgeHalves,
-        halves.JudgeHalvesAgain,
+        halves.PullHalves,
         soft.CountNearest,
         soft.TrainBetween,
     )

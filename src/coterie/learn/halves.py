@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from coterie.learn.learner import AT_ONCE
@@ -18,9 +19,8 @@ from coterie.learn.task import Client, Reply, Task, per_client
 from coterie.learn.tasks import Loss, weight_of
 from coterie.models import stacked
 
-# what a client keeps, one number for every example:
-HELD = "held"  # the loss under the pair that it has chosen,
-ALONE = "alone"  # and under a model that it trains by itself on its other examples
+ALONE = "alone"  # what a client keeps: the loss of every example under a model trained alone on its others
+NUMBERS = 256  # that stand for a gradient
 
 
 class TrainHalves(Task):
@@ -48,6 +48,47 @@ class TrainHalves(Task):
         return Reply(Loss(losses.mean()), pair, group, weight)
 
 
+class PullHalves(Task):
+    """Where either half of the examples would pull the models of the client's group.
+
+    Each of them would pull both models of the pair, so that one half can be compared with the other.
+    """
+
+    models: PyTree  # (k, 2, ...)
+
+    class Report(eqx.Module):
+        halves: Float[Array, "2 numbers"]  # of length 1, or 0 where a half is empty
+
+    def __call__(self, client: Client) -> Reply:
+        learner, shard, group = client.learner, client.shard, client.only
+        assert group is not None
+        pair = stacked.take(self.models, group)
+
+        def pull(half: Int[Array, ""]) -> Float[Array, " numbers"]:
+            own = shard.part(half, jnp.asarray(2))
+            key = jax.random.fold_in(client.key, half)
+            numbers = jax.vmap(lambda model: sketch(learner.gradient(model, own, key)))(pair).reshape(-1)
+            length = jnp.linalg.norm(numbers)
+            known = (length > 0) & jnp.isfinite(length) & (shard.size > 1)
+            return jnp.where(known, numbers / jnp.where(known, length, 1), 0)
+
+        return Reply(self.Report(jax.vmap(pull)(jnp.arange(2))))
+
+
+def sketch(gradient: PyTree) -> Float[Array, " numbers"]:
+    """At most `NUMBERS` numbers whose inner products are about those of the gradients.
+
+    Where a gradient has more, each is added to one of them or subtracted from it: always the same one, drawn
+    by lot.
+    """
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(gradient)])
+    if len(flat) <= NUMBERS:
+        return flat
+    to, sign = jax.random.split(jax.random.key(len(flat)))
+    place = jax.random.randint(to, flat.shape, 0, NUMBERS)
+    return jnp.zeros(NUMBERS).at[place].add(flat * jax.random.rademacher(sign, flat.shape, flat.dtype))
+
+
 class Judgement(eqx.Module):
     """A client's report, in which every example is judged by models that have not seen it.
 
@@ -56,10 +97,9 @@ class Judgement(eqx.Module):
 
     loss: Float[Array, " k"]  # under each pair: sums over examples
     others: Float[Array, "2 k"]  # each pair, against the one that it chooses
-    change: Float[
-        Array, "2"
-    ]  # its group's pair, against the best it had so far: its last pair, or being alone
+    even: Float[Array, "2 k"]  # the same of half 0 alone
     alone: Float[Array, "2"]  # being alone, against the pair that it chooses
+    examples: Int[Array, ""]
 
 
 class JudgeAlone(Task):
@@ -102,7 +142,6 @@ class JudgeHalves(Task):
     real: Int[Array, ""]  # how many of them there are; the others only fill up the array
     margin: Float[Array, ""]
     group: Int[Array, ""] = per_client()  # -1: none
-    keeps: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (ALONE,)
 
     def compared(self, k: int) -> int:
@@ -117,22 +156,16 @@ class JudgeHalves(Task):
         best = jnp.argmin(jnp.where(known, total, jnp.inf)).astype(jnp.int32)
         leaves = statistic(*_paired(losses[best] - losses[self.group])) < -self.margin
         chosen = jnp.where((self.group < 0) | leaves, best, self.group)
-        before = client.kept.get(HELD, losses[self.group])
-        before = jnp.where(alone.sum() < before.sum(), alone, before)
         own = losses[chosen]
+        even = jnp.arange(losses.shape[1]) % 2 == 0
         report = Judgement(
             loss=total,
             others=_paired(losses - own),
-            change=_paired(losses[self.group] - before),
+            even=_paired(jnp.where(even, losses - own, 0)),
             alone=_paired(alone - own),
+            examples=client.shard.size,
         )
-        return Reply(report, cluster=chosen, keep={HELD: own})
-
-
-class JudgeHalvesAgain(JudgeHalves):
-    """The same where the client knows what it had before."""
-
-    needs: ClassVar[tuple[str, ...]] = (ALONE, HELD)
+        return Reply(report, cluster=chosen)
 
 
 def _paired(difference: Float[Array, "*k examples"]) -> Float[Array, "2 *k"]:
@@ -156,4 +189,5 @@ def losses_of_unseen(client: Client, pairs: PyTree) -> Float[Array, "k examples"
 
 def statistic(difference: Any, squares: Any) -> Any:
     """The sum of paired differences over its standard error, if their mean is 0; 0 where all of them are."""
-    return difference / jnp.sqrt(jnp.maximum(squares, 1e-30))
+    xp = jnp if isinstance(squares, jax.Array) else np  # on the host no program has to be compiled
+    return difference / xp.sqrt(xp.maximum(squares, 1e-30))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.algorithms import CFL, IFCA, SRFCA, Discover, FedSoft, Global, Local, Oracle
+from coterie.clustering.history import FINISH
+from coterie.clustering.result import Clustering
 from coterie.data.federated import Federated
 from coterie.evaluate.metrics import misclustering
 from coterie.federation.simulation import usual_precision
@@ -60,7 +62,7 @@ class WithoutK(Table):
     trials: int
     scale: str
 
-    also = ("misclustering", "clusters", "models moved", "steps")
+    also = ("misclustering", "clusters", "models moved", "exchanges", "steps")
 
     @property
     def measure(self) -> str:  # type: ignore[override]
@@ -91,6 +93,7 @@ class WithoutK(Table):
             self.measure: np.array(getattr(quality, self.measure)),
             "clusters": np.array(found.k),
             "models moved": np.array((costs.models_down + costs.models_up) / len(data.truth)),
+            "exchanges": np.array(len(found.history) + _asks(found)),
             "steps": np.array(costs.steps_taken / len(data.truth)),
         }
         if method not in ("global", "local"):
@@ -135,7 +138,7 @@ class WithoutK(Table):
             f"every method takes {STEPS} local steps at a time, on all examples of a client. Discover's last "
             f"part has {self.rounds} rounds, and what is before it as many as it needs; other methods have "
             f"{3 * self.rounds} rounds, SR-FCA {self.rounds} alone and in each of two REFINEs. Steps and "
-            "models moved are per client.",
+            "models moved, down and up, are per client; exchanges are rounds and what is asked between them.",
             "claims are by 95 % intervals of the mean difference over seeds to the best of the others on "
             "average; the number of groups by its share of the seeds. Populations like these were looked at "
             "when Discover was built: not these draws of them.",
@@ -153,6 +156,11 @@ class WithoutK(Table):
 
     def settings(self) -> dict[str, Any]:
         return {**asdict(self), "steps": STEPS}
+
+
+def _asks(found: Clustering) -> int:
+    """Exchanges between rounds, but for the last one, which changes nothing."""
+    return sum(event.asks for event in found.history.events if event.name != FINISH)
 
 
 def _right_number(groups: int, clusters: Seeds) -> tuple[str, bool | None]:
