@@ -127,8 +127,9 @@ def test_what_cannot_be_tested_is_said_in_a_sentence():
         ct.groups(data.train, LEARNER)
     with pytest.raises(SettingError, match=r"needs Shards \(such as data\.train\), not Simulation"):
         ct.groups(ct.Simulation(data.train), LEARNER)
-    with pytest.raises(SettingError, match="permutations must be a whole number from 1 up, not 0"):
-        ct.groups(data.train, LEARNER, permutations=0)
+    for name in ("rounds", "permutations"):
+        with pytest.raises(SettingError, match=f"{name} must be a whole number from 1 up, not 0"):
+            ct.groups(data.train, LEARNER, **{name: 0})
 
 
 @pytest.mark.slow

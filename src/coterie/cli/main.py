@@ -17,7 +17,7 @@ from rich.console import Console
 
 import coterie
 from coterie import registry
-from coterie.cli import flower, reproduce
+from coterie.cli import flower, groups, reproduce
 from coterie.cli.errors import clear_errors
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.run import processes as several
@@ -36,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(flower.app, name="flower")
 app.command()(reproduce.reproduce)
+app.command()(groups.groups)
 
 
 def _version(wanted: bool) -> None:

@@ -133,6 +133,7 @@ def groups(
             "groups deals out every client's examples to two halves, and needs Shards (such as data.train), "
             f"not {type(train).__name__}."
         )
+    whole_number("rounds", rounds, 1)
     whole_number("permutations", permutations, 1)
     may = train.sizes >= 2
     if may.sum() < 2:
