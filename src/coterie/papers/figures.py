@@ -8,7 +8,7 @@ from dataclasses import replace
 from coterie.errors import ConfigError
 from coterie.papers import ifca, mixed_regression, ours, srfca
 from coterie.papers.experiment import Experiment, Figure
-from coterie.papers.ours import unlabelled
+from coterie.papers.ours import seen, unlabelled
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -18,6 +18,7 @@ FIGURES: dict[str, Figure] = {
         *srfca.FIGURES,
         *ours.FIGURES,
         *unlabelled.FIGURES,
+        *seen.FIGURES,
     )
 }
 
