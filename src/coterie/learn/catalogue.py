@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.learn import halves, inputs, moments, soft, tasks
+from coterie.learn import compare, halves, inputs, moments, soft, tasks
 from coterie.learn.task import Task
 
 TASKS: dict[str, type[Task]] = {
@@ -23,5 +23,6 @@ TASKS: dict[str, type[Task]] = {
         soft.CountNearest,
         soft.TrainBetween,
         inputs.DescribeInputs,
+        compare.CompareHalves,
     )
 }
