@@ -25,7 +25,7 @@ from coterie.learn.halves import TrainHalves, statistic
 from coterie.models import stacked
 
 ERROR = 0.01  # how probable an objection may be where all clients are alike, if statistics were normal
-OBJECTION = 2.0  # standard errors, where both sides together lose
+OBJECTION = 2.0  # standard errors, where both sides together lose, until the last merges
 MARGIN = 1.0  # by which another cluster must fit a client better for it to move there
 SWEEP = 5  # rounds of training after each merge
 MOVES, MOST = 10, 30  # sweeps in which clients move, and of all
@@ -74,31 +74,38 @@ def merged_held_out(
     told = yield from _judged(pairs, group, np.arange(_number_of(group)))
     refused: set[frozenset[frozenset[int]]] = set()
     tried = undone = 0
+    last = False  # whether all that is left is to try again what was refused, and to judge it more strictly
     for sweep in range(MOST):
         if _number_of(group) == 1:
             break
-        moved = _moved(told, group) if sweep < MOVES else group
+        moved = group if last or sweep >= MOVES else _moved(told, group)
         moves = bool((moved != group).any())
         if moves:  # a cluster that nobody is left in is gone
             pairs, group = _taken(pairs, np.unique(moved[moved >= 0])), _numbered(moved)
             told = yield from _judged(pairs, group, np.arange(_number_of(group)))
-        home = _homes(told, group, bound, refused)
+        home = _homes(told, group, np.inf if last else bound, refused)
         k, merges = len(home), int((home != np.arange(len(home))).sum())
         if not merges and not moves:
-            break
+            if last:
+                break
+            # clients went where their examples fit, and clusters look better on these than they are
+            last, refused = True, set()
+            continue
         after = range(rounds + SWEEP * sweep, rounds + SWEEP * (sweep + 1))
         mean = stacked.weighted(pairs, _shares(group, home, stacked.count(pairs)))
         mean = yield from _trained(mean, _numbered(home[group], group), after, by_examples)
         beside = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), pairs, mean)
         columns = np.concatenate([np.arange(k), stacked.count(pairs) + np.arange(k - merges)])
         told = yield from _judged(beside, group, columns)
-        back = _objected(told, group, home, bound)
+        back = _objected(told, group, home, bound, bound if last else OBJECTION)
         refused |= {_who(group, home, new) for new in back}
         # the models of before of those that are as before, the merged ones of all others
         places = np.where(np.isin(home, back), np.arange(k), k + _numbered(home))
         pairs, group = _taken(beside, columns[np.unique(places)]), _numbered(places[group], group)
         told = yield from _judged(pairs, group, np.arange(_number_of(group)))
         tried, undone = tried + merges, undone + len(back)
+        if last and len(back) == merges:
+            break
     return Merged(group, told.sum, tried, undone)
 
 
@@ -135,16 +142,23 @@ def _homes(
 
 
 def _objected(
-    told: _Told, group: Int[np.ndarray, " clients"], home: Int[np.ndarray, " k"], bound: float
+    told: _Told,
+    group: Int[np.ndarray, " clients"],
+    home: Int[np.ndarray, " k"],
+    bound: float,
+    together_worse: float,
 ) -> Int[np.ndarray, " back"]:
-    """The merged clusters of which a side has lost by it; their models come behind the k of before."""
+    """The merged clusters of which a side has lost by it; their models come behind the k of before.
+
+    There is another bound where both sides together lose.
+    """
     back = []
     for number, new in enumerate(np.unique(home)):
         sides = [group == g for g in np.flatnonzero(home == new)]
         if len(sides) > 1:
             lost = [told.of(side, len(home) + number) for side in sides]
             together = told.sum[np.any(sides, 0), len(home) + number].sum()
-            if max(lost) >= (OBJECTION if together > 0 else bound):
+            if max(lost) >= (together_worse if together > 0 else bound):
                 back.append(new)
     return np.array(back, int)
 
