@@ -127,7 +127,7 @@ class Seen(Table):
             axes.plot([x for x, _ in there], means, color=PALETTE[number], ls=DASHES[number], label=finder)
         axes.axhline(LEVEL, color=MUTED, lw=0.8)
         axes.annotate(
-            f"{LEVEL:.0%}",
+            f"{100 * LEVEL:g} %",
             (1, LEVEL),
             xycoords=("axes fraction", "data"),
             xytext=(3, 0),
@@ -138,9 +138,9 @@ class Seen(Table):
         axes.set_xlabel("scale of the models of two groups (0: all clients alike)")
         axes.set_ylabel(f"draws with p up to {LEVEL:g}")
         axes.set_ylim(-0.03, 1.03)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
         axes.grid(axis="y")
-        axes.legend(title="groups found by", loc="upper left")
+        axes.legend(title="groups found by", loc="lower right")
         return figure
 
     def settings(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
 ROWS: dict[str, dict[str, Asked]] = {
     ROTATED: {
-        **{f"{n} images": Asked(n) for n in (10, 20, 50, 100)},
+        **{f"{n} images": Asked(n) for n in (2, 5, 10, 20, 50, 100)},
         **{f"50 images, noise {noise:g}": Asked(50, noise) for noise in (0.01, 0.02, 0.04)},
     },
     WRITERS: {f"{k} groups": Asked(groups=k) for k in (2, 3)},
@@ -122,14 +122,39 @@ class Unlabelled(Table):
         ]
 
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
-        from coterie.papers.ifca.beside import beside_published
+        from matplotlib.lines import Line2D
 
-        groups: dict[str, list[Entry]] = {}
-        for entry in self.entries():
-            groups.setdefault(entry.values["clients"], []).append(entry)
-        facts = [f"scale {self.scale}; dots: seeds, line: their mean"]
-        title = "Unseen clients without labels: how many are put where labels would put them"
-        return beside_published(self, results, title, facts, groups, "with")
+        from coterie.papers.pictures import at_scale, titled
+        from coterie.run.report.style import INK, MUTED, PALETTE
+
+        facts = [f"share of unseen clients, of {self.trials} seeds{at_scale(self.scale)}"]
+        figure = titled("Clients without labels that are put where labels would put them", facts, (9.6, 4.2))
+        panels, most = figure.subplots(1, len(ROWS), width_ratios=[3, 2]), max(map(len, ROWS.values()))
+        for axes, (clients, rows) in zip(panels, ROWS.items(), strict=True):
+            for row, what in enumerate(rows):
+                ours = 100 * self.over_seeds(results, f"{clients}: {what}")
+                if not len(ours):
+                    continue
+                chance = 100 * self.over_seeds(results, f"{clients}: {what}", "largest group").mean()
+                axes.plot(chance, row, "D", mfc="none", mec=INK, ms=6)
+                axes.plot(ours, np.full(len(ours), row), "o", color=PALETTE[0], ms=5, alpha=0.6, mew=0)
+                axes.vlines(ours.mean(), row - 0.28, row + 0.28, color=PALETTE[0], lw=2.2)
+            axes.set_title(clients, fontsize=10, weight="bold", loc="left")
+            axes.set_yticks(range(len(rows)), list(rows))
+            axes.set_ylim(most - 0.5, -0.5)
+            axes.set_xlim(0, 103)
+            axes.set_xlabel("agreement (%)")
+            axes.grid(axis="x")
+            axes.tick_params(length=0)
+        panels[0].axvline(100 * WANTED, color=MUTED, lw=0.8, ls=":")
+        handles = [
+            Line2D([], [], marker="o", color=PALETTE[0], ls="", ms=5, alpha=0.6, label="a seed"),
+            Line2D([], [], marker="|", color=PALETTE[0], ls="", ms=12, mew=2.2, label="mean"),
+            Line2D([], [], marker="D", mfc="none", mec=INK, ls="", ms=6, label="all in the largest group"),
+            Line2D([], [], color=MUTED, lw=0.8, ls=":", label=f"wanted with 50 images: {100 * WANTED:g} %"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, labelcolor=INK)
+        return figure
 
     def settings(self) -> dict[str, Any]:
         return {**asdict(self), "trained_on": TRAINED_ON}
