@@ -8,7 +8,7 @@ from dataclasses import replace
 from coterie.errors import ConfigError
 from coterie.papers import ifca, mixed_regression, ours, srfca
 from coterie.papers.experiment import Experiment, Figure
-from coterie.papers.ours import seen, unlabelled
+from coterie.papers.ours import gap, seen, unlabelled
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -19,6 +19,7 @@ FIGURES: dict[str, Figure] = {
         *ours.FIGURES,
         *unlabelled.FIGURES,
         *seen.FIGURES,
+        *gap.FIGURES,
     )
 }
 
