@@ -82,8 +82,10 @@ class WithoutGap(Table):
 
     def claims(self) -> list[Claim]:
         def fewer(ours: Seeds, other: Seeds) -> tuple[str, bool | None]:
-            worse = above(ours, other)
-            return f"{self.shown(ours)}, by a distance {self.shown(other)}.", not worse
+            said = f"{self.shown(ours)}, by a distance {self.shown(other)}."
+            if ours.mean() <= other.mean():
+                return said, True
+            return said, False if above(ours, other) else None
 
         def as_many(groups: int, clusters: Seeds) -> tuple[str, bool | None]:
             return f"{', '.join(f'{k:g}' for k in clusters)}.", bool((clusters == groups).all())

@@ -39,6 +39,7 @@ FINDERS: dict[str, Any] = {
 class Seen(Table):
     """In what share of the draws the p-value is 0.05 or less."""
 
+    finders: tuple[str, ...]
     scales: tuple[float, ...]  # of the models of two groups
     draws: int  # of each trial
     trials: int
@@ -51,7 +52,7 @@ class Seen(Table):
         clients = [ALIKE, UNEVEN, *map(_apart, self.scales)]
         return [
             Entry(f"{who}: {finder}", {"clients": who, "groups found by": finder})
-            for finder in FINDERS
+            for finder in self.finders
             for who in clients
         ]
 
@@ -82,7 +83,7 @@ class Seen(Table):
                 [f"{who}: {finder}"],
                 self._seldom,
             )
-            for finder in FINDERS
+            for finder in self.finders
             for who in (ALIKE, UNEVEN)
         ]
 
@@ -117,7 +118,7 @@ class Seen(Table):
         figure = titled("How often groups are seen, the farther apart they are", facts, (6.2, 4.0))
         axes = figure.subplots()
         at = [0.0, *self.scales]
-        for number, finder in enumerate(FINDERS):
+        for number, finder in enumerate(self.finders):
             names = [f"{who}: {finder}" for who in (ALIKE, *map(_apart, self.scales))]
             each = [self.over_seeds(results, name) for name in names]
             there = [(x, seen) for x, seen in zip(at, each, strict=True) if len(seen)]
@@ -153,9 +154,9 @@ def _apart(scale: float) -> str:
 
 def _read(scale: Scale, preset: str) -> Seen:
     if scale == "smoke":
-        return Seen((1.0,), 2, 1, scale)
+        return Seen(("IFCA, k = 2",), (1.0,), 2, 1, scale)
     scales = (0.2, 0.4, 0.6, 0.8, 1.2)
-    return Seen(scales, 50, {"small": 2}.get(scale, 10), scale)
+    return Seen(tuple(FINDERS), scales, 50, {"small": 2}.get(scale, 10), scale)
 
 
 FIGURES: tuple[Figure, ...] = (
