@@ -6,8 +6,8 @@ import pytest
 from support.references_held_out import merged
 
 import coterie as ct
-from coterie.algorithms import graph
-from coterie.algorithms.held_out import merged_held_out
+from coterie.algorithms import graph, srfca
+from coterie.algorithms.held_out import Merged, merged_held_out
 from coterie.algorithms.lockstep import carried_out
 from coterie.federation.exchange import Server
 
@@ -100,7 +100,7 @@ def test_srfca_sees_groups_in_which_nobody_has_examples_enough_to_train_alone(k)
     found = ct.SRFCA(rounds=15).fit(data.train, learner, seed=0)
     assert found.k == k and ct.metrics.misclustering(found.assignment, data.truth) == 0
     shot, first, *_ = found.history.events
-    assert "each is with its nearest" in shot.text and shot.details["nearest"]
+    assert "each is with its nearest" in shot.text and shot.details["with_nearest"]
     assert f"on held-out examples {len(shot.sizes[0])} clusters became {k}" in first.text
     assert first.details["tried"] >= 1
     # what no distance would do
@@ -122,5 +122,26 @@ def test_small_clusters_join_in_the_end_and_other_examples_leave_no_halves():
     data = population(0, 2, 0.3)
     found = ct.SRFCA(rounds=6, min_size=4).fit(data.train, LEARNER, seed=0)
     assert (found.assignment >= 0).all() and min(found.sizes) >= 4
+    for event in found.history.events:
+        for client, cluster in event.details.get("nearest", {}).items():
+            assert 0 <= int(client) < 12 and 0 <= cluster < len(event.sizes[0])
     apart = ct.SRFCA(rounds=6, refines=1, resample=True).fit(data.train, LEARNER, seed=0)
     assert not any("held-out" in event.text for event in apart.history.events)
+
+
+@pytest.mark.slow
+def test_who_is_left_in_a_small_cluster_joins_the_one_that_fits_best(monkeypatch):
+    group = np.array([1] * 5 + [0] * 2 + [2] * 5, np.int32)
+    worse = np.zeros((12, 3))
+    worse[5:7, 1:] = [[3.0, 1.0], [1.0, 2.0]]
+
+    def found_so(*_):
+        return Merged(group, worse, 3, 1)
+        yield
+
+    monkeypatch.setattr(srfca, "merged_held_out", found_so)
+    found = ct.SRFCA(rounds=2, min_size=3).fit(population(0, 2, 3.0).train, LEARNER, seed=0)
+    assert found.assignment.tolist() == [0] * 5 + [1, 0] + [1] * 5
+    first, last = (event for event in found.history.events if event.name == "refine")
+    assert first.details["nearest"] == {"5": 1, "6": 0} and first.sizes[0] == [5, 5]
+    assert "1 merge undone since a side lost by it" in last.text

@@ -224,10 +224,10 @@ class SRFCA(KnownClusters[State]):
         if large.max() < 0:
             large = found.group
         kept = np.unique(found.group[large >= 0])
-        labels = np.where(found.group >= 0, np.searchsorted(kept, found.group), -1)
-        lost = large < 0
-        joined = np.where(found.group >= 0, found.worse[:, kept].argmin(1), -1)
-        labels = np.where(lost, joined if number == self.refines else -1, labels)
+        lost = (large < 0) & (found.group >= 0)
+        joined = np.where(lost, found.worse[:, kept].argmin(1), np.searchsorted(kept, found.group))
+        joined = np.where(found.group >= 0, joined, -1)
+        labels = np.where(lost & (number < self.refines), -1, joined)
         k = len(kept)
         # each cluster's model is the mean of those that its clients have trained
         inside = (labels >= 0) & (now >= 0)
@@ -241,7 +241,10 @@ class SRFCA(KnownClusters[State]):
             f"held-out examples {count(had, 'cluster')}{f' became {k}' if k != had else ' stayed'}"
         )
         text += f", {count(found.undone, 'merge')} undone since a side lost by it." if found.undone else "."
-        return after, Note("refine", text, {"tried": found.tried, "undone": found.undone})
+        details: dict[str, Any] = {"tried": found.tried, "undone": found.undone}
+        if lost.any():
+            details["nearest"] = {str(i): int(joined[i]) for i in np.flatnonzero(lost)}
+        return after, Note("refine", text, details)
 
     def _alone(self, learner: Learner) -> int:
         """For how many local updates clients train alone."""

@@ -106,7 +106,7 @@ def details(cut: Threshold, distances: Float[np.ndarray, "n n"]) -> dict[str, An
         "threshold": cut.threshold,
         "reason": cut.reason,
         "gap": None if cut.gap is None else list(cut.gap),
-        "nearest": cut.nearest,
+        "with_nearest": cut.nearest,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
 

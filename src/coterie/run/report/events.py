@@ -53,7 +53,7 @@ def distances(history: History) -> tuple[str, str, str] | None:
             gap = event.details.get("gap")
             together = (
                 "Each client and its nearest belong together, who are no farther apart than the dashed line"
-                if event.details.get("nearest")
+                if event.details.get("with_nearest")
                 else "Two that are no farther apart than the dashed line belong together"
             )
             caption = (
