@@ -47,7 +47,12 @@ def features(x: Array, key: Key[Array, ""]) -> Float[Array, "examples width"]:
     flat = x.reshape(len(x), -1)
     if jnp.issubdtype(x.dtype, jnp.integer):
         wave, phase = 2 * jnp.pi * jax.random.uniform(key, (2, WIDTH))
-        mapped = jnp.cos(flat[..., None] * wave + phase).mean(1)
+
+        def with_place(total: Array, tokens: Array) -> tuple[Array, None]:
+            return total + jnp.cos(tokens[:, None] * wave + phase), None
+
+        # one place after another: all of them at once would take as many times the memory
+        mapped, _ = jax.lax.scan(with_place, jnp.zeros((len(x), WIDTH)), flat.T)
     else:
         flat = jnp.concatenate([flat.astype(jnp.float32), jnp.ones((len(x), 1))], 1)
         mapped = flat @ jax.random.normal(key, (flat.shape[1], WIDTH))
