@@ -3,8 +3,7 @@
 Where no distance parts near from far clients, no threshold of distances is any good. Two models are trained
 for each cluster, one on each half of its clients' examples, and a client is judged by the one that has not
 seen the example. Clusters that are each other's nearest are merged on trial: their models train together,
-and if either side's loss rises, beyond what chance explains, both are as before. `Discover` is made of this,
-where it begins with every client alone; here it begins with the clusters that there are.
+and if either side's loss rises, beyond what chance explains, both are as before.
 """
 
 from __future__ import annotations
