@@ -21,9 +21,9 @@ def test_clients_are_what_they_are_called():
 
 
 def test_more_than_chance_explains_is_too_often():
-    few, many, in_doubt = np.full(10, 0.04), np.full(10, 0.14), np.full(1, 0.04)
-    assert EXPERIMENT._seldom(few) == ("20 of 500.", True)
-    assert EXPERIMENT._seldom(many) == ("70 of 500.", False)
+    few, many, in_doubt = np.full(4, 0.04), np.full(4, 0.14), np.full(1, 0.04)
+    assert EXPERIMENT._seldom(few) == ("8 of 200.", True)
+    assert EXPERIMENT._seldom(many) == ("28 of 200.", False)
     assert EXPERIMENT._seldom(in_doubt)[1] is None
 
 

@@ -141,7 +141,7 @@ class Seen(Table):
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
         axes.grid(axis="y")
-        axes.legend(title="groups found by", loc="lower right")
+        axes.legend(title="groups found by", loc="center right", bbox_to_anchor=(1, 0.32))
         return figure
 
     def settings(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _read(scale: Scale, preset: str) -> Seen:
     if scale == "smoke":
         return Seen(("IFCA, k = 2",), (1.0,), 2, 1, scale)
     scales = (0.2, 0.4, 0.6, 0.8, 1.2)
-    return Seen(tuple(FINDERS), scales, 50, {"small": 2}.get(scale, 10), scale)
+    return Seen(tuple(FINDERS), scales, 50, {"small": 2}.get(scale, 4), scale)
 
 
 FIGURES: tuple[Figure, ...] = (
