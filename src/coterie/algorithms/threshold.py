@@ -80,10 +80,7 @@ def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: i
 
 
 def of_nearest(distances: Float[np.ndarray, "n n"]) -> Threshold:
-    """What puts every client together with its nearest, where there is no gap and MERGE asks for no distance.
-
-    Nearly nobody has a nearest who belongs to others, as long as anything can be seen in the distances.
-    """
+    """What puts every client together with its nearest, for clusters that are merged on held-out examples."""
     apart = np.where(np.eye(len(distances), dtype=bool) | ~np.isfinite(distances), np.inf, distances)
     reach = apart.min(axis=1)
     return Threshold(
