@@ -27,7 +27,7 @@ def groups(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Test whether clients fall into groups, and what a client gains by them, in a sentence.
+    """Test whether clients fall into groups: the answer is a sentence, with what a client gains by them.
 
     Groups are found on one half of every client's examples, whatever algorithm the file names, and judged by
     the other half.
