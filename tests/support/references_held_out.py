@@ -82,7 +82,7 @@ def merged(clients, clusters, w0, gamma, tau, rounds, by_examples=False, sweep=5
             ]
             for side in sides
         ]
-        after = train(together, starts, sweep)
+        after, pairs = train(together, starts, sweep), train(clusters, pairs, sweep)
         clusters_after, pairs_after, before = [], [], undone
         for side, members, pair in zip(sides, together, after, strict=True):
             each = [lost(clusters[a], pair, pairs[a]) for a in side]

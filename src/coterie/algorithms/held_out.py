@@ -93,6 +93,8 @@ def merged_held_out(
         after = range(rounds + SWEEP * sweep, rounds + SWEEP * (sweep + 1))
         mean = stacked.weighted(pairs, _shares(group, home, stacked.count(pairs)))
         mean = yield from _trained(mean, _numbered(home[group], group), after, by_examples)
+        # those of before as well: nobody shall seem to gain by a merge who only trained for longer
+        pairs = yield from _trained(pairs, group, after, by_examples)
         beside = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), pairs, mean)
         columns = np.concatenate([np.arange(k), stacked.count(pairs) + np.arange(k - merges)])
         told = yield from _judged(beside, group, columns)
