@@ -20,6 +20,7 @@ from coterie.algorithms import (
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
+from coterie.evaluate.groups import groups
 from coterie.federation import Simulation
 from coterie.federation.devices import use_every_core
 from coterie.initialise import Components, FarthestLoss, MomentDescent, OneShot, Random
@@ -69,6 +70,7 @@ __all__ = [
     "TrimmedMean",
     "data",
     "errors",
+    "groups",
     "load",
     "metrics",
     "models",

@@ -107,6 +107,7 @@ CASES = {
             resample=True,
         ),
     ),
+    "srfca, merged on held-out examples": ("regression", ct.SRFCA(rounds=2, refines=1, init_steps=6)),
     "discover": ("regression", ct.Discover(rounds=2, alone=3, sweep=2)),
     "cfl": ("regression", ct.CFL(rounds=4, eps1=10.0, eps2=0.001, gamma=0.0, warmup=1)),
     "fedsoft": ("regression", ct.FedSoft(k=2, rounds=2, select=3)),
@@ -129,6 +130,7 @@ VARIANTS = {
     "ifca, revived",
     "ifca, components",
     "srfca, as printed, re-sampled",
+    "srfca, merged on held-out examples",
     "one-shot k-means, no training after it",
     "local, some clients, minibatches",
 }

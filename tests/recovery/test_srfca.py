@@ -1,5 +1,6 @@
 """SR-FCA finds known groups, and how many there are, by itself: on 19 of 20 draws of the data at least."""
 
+import numpy as np
 import pytest
 
 import coterie as ct
@@ -35,13 +36,31 @@ def test_inverted_digits():
     assert right(lambda seed: ct.data.inverted_digits(clients=12, unseen=0, seed=seed), NETWORK) >= ENOUGH
 
 
-def regressions(k):
-    """Clients of a cluster are not alike: each has a model of its own, 0.3 from that of the cluster."""
+def regressions(k, spread=0.3):
+    """Clients of a cluster are not alike: each has a model of its own, so far from that of the cluster."""
     return lambda seed: ct.data.mixed_regression(
-        k=k, clients=18, examples=30, dim=8, noise=0.2, scale=3.0, spread=0.3, seed=seed
+        k=k, clients=18, examples=30, dim=8, noise=0.2, scale=3.0, spread=spread, seed=seed
     )
 
 
-@pytest.mark.parametrize("k, distance", [(1, "l2"), (3, "cross_loss")])
-def test_regressions_that_are_not_quite_alike(k, distance):
-    assert right(regressions(k), LINEAR, distance) >= ENOUGH
+@pytest.mark.parametrize("distance", ["l2", "cross_loss"])
+def test_regressions_that_are_not_quite_alike(distance):
+    assert right(regressions(3), LINEAR, distance) >= ENOUGH
+
+
+@pytest.mark.parametrize("distance", ["l2", "cross_loss"])
+def test_regressions_that_are_alike(distance):
+    assert right(regressions(1, spread=0.0), LINEAR, distance) >= ENOUGH
+
+
+def test_clients_of_whom_no_two_are_alike_are_served_better_than_by_one_model():
+    """Where they are in no groups, no number of clusters is right; held-out examples see that they differ."""
+    losses = []
+    for seed in range(8):
+        data = regressions(1)(seed)
+        each = (ct.SRFCA(rounds=ROUNDS, refines=1, threshold=t) for t in ("auto", "100%"))
+        found, one = (how.fit(data.train, LINEAR, seed=seed) for how in each)
+        assert found.k <= 4 and one.k == 1
+        losses.append([clustering.evaluate(data.test, "train").loss for clustering in (found, one)])
+    ours, one = np.mean(losses, axis=0)
+    assert ours < 0.97 * one

@@ -68,6 +68,10 @@ def test_the_histogram_is_that_of_the_event_that_has_one():
     title, caption, svg = events.distances(history)
     assert "far apart" in title and "3 clusters & more." in caption
     assert "<svg" in svg and "threshold 1.5" in svg
+    assert "Two that are no farther apart than the dashed line belong together" in caption
+    known = {"threshold": 1.5, "histogram": HISTOGRAM, "with_nearest": True}
+    _, caption, _ = events.distances(History([event(**known)], 3))
+    assert "Each client and its nearest belong together" in caption and "Two that" not in caption
     assert events.distances(History([event(), log(0)], 3)) is None
 
 

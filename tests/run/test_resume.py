@@ -220,6 +220,7 @@ PAUSING = {
         "resample": True,
         "distance": "l2",
     },
+    "srfca, held out": {"name": "srfca", "rounds": 2, "refines": 2, "init_steps": 2},
     "discover": {"rounds": 3, "alone": 4, "sweep": 2},
     "cfl": {"rounds": 6, "warmup": 1, "eps1": 10.0, "eps2": 0.001, "gamma": 0.0},
     "fedsoft": {"k": 2, "rounds": 5, "interval": 2, "select": 3},

@@ -24,6 +24,19 @@ def components(
     return _renumbered(np.where(inside, labels, -1))
 
 
+def with_nearest(distances: Float[np.ndarray, "n n"], nodes: Bool[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """The connected components of the graph with an edge from every node to its nearest.
+
+    Of the nodes that are given, and numbered as those of `components`.
+    """
+    apart = np.where(nodes[:, None] & nodes & ~np.eye(len(distances), dtype=bool), distances, np.nan)
+    known = np.isfinite(apart).any(axis=1)
+    nearest = np.where(np.isfinite(apart), apart, np.inf).argmin(axis=1)
+    linked = np.full(apart.shape, np.nan)
+    linked[known, nearest[known]] = linked[nearest[known], known] = 0
+    return components(linked, 0, nodes)
+
+
 def of_size(labels: Int[np.ndarray, " n"], least: int) -> Int[np.ndarray, " n"]:
     """The groups that have at least so many members, numbered anew; the members of others get -1."""
     sizes = np.bincount(labels[labels >= 0], minlength=1)

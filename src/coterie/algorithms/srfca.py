@@ -19,6 +19,7 @@ from coterie.aggregate import TrimmedMean
 from coterie.algorithms import graph, known_clusters, threshold
 from coterie.algorithms.algorithm import Note, Pause, Round, client_rows, unknown
 from coterie.algorithms.distances import Clusters, check_distance, distance_of
+from coterie.algorithms.held_out import merged_held_out
 from coterie.algorithms.known_clusters import KnownClusters
 from coterie.algorithms.parts import resampling
 from coterie.algorithms.parts.averaging import Averaging, Weight
@@ -41,7 +42,7 @@ class State(known_clusters.State):
     first: PyTree = None  # w_0, (1, ...)
     # what the distance has to know of each w_i
     own: Float[Array, "clients known"] | None = client_rows(fill=jnp.nan, default=None)
-    threshold: Float[Array, ""] | None = None  # lambda
+    threshold: Float[Array, ""] | None = None  # lambda; NaN where MERGE looks at held-out examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,9 @@ class SRFCA(KnownClusters[State]):
     ----------
     threshold
         lambda, the largest distance within a cluster: a number; the share of all pairs of clients that are
-        nearer, such as `"25%"`; or `"auto"`, put into the gap between near and far clients, if there is one.
-        What it is, and why, is in `history.events`.
+        nearer, such as `"25%"`; or `"auto"`, put into the gap between near and far clients. If there is none,
+        clusters are clients with their nearest, and MERGE joins those that nobody loses by, on held-out
+        examples. What it is, and why, is in `history.events`.
     min_size
         t, the least number of clients that make a cluster. Clients of smaller ones belong to none until they
         are let join the nearest.
@@ -154,6 +156,7 @@ class SRFCA(KnownClusters[State]):
             self.distance,
             part,
             self.trained,
+            held_out=not self.resample,  # whose parts of the examples nobody else may look at
         )
         k = found.k
         start = jax.tree.map(lambda a: jnp.broadcast_to(a[0], (k, *a.shape[1:])), state.first)
@@ -162,7 +165,7 @@ class SRFCA(KnownClusters[State]):
             models=found.means() if self.warm else start,
             assignment=jnp.asarray(found.labels, jnp.int32),
             own=jnp.asarray(found.own),
-            threshold=jnp.asarray(found.cut.threshold, jnp.float32),
+            threshold=jnp.asarray(np.nan if found.cut.nearest else found.cut.threshold, jnp.float32),
         )
         text = f"ONE_SHOT: {found.cut.reason}; {count(k, 'cluster')}"
         lost = int((found.labels < 0).sum())
@@ -184,6 +187,8 @@ class SRFCA(KnownClusters[State]):
         # RECLUSTER, Algorithm 2: C'(i) <- argmin_c dist(w_i, omega_c)
         distances = metric.to_clusters(own, clusters)
         now = graph.reclustered(distances, before)
+        if np.isnan(cut):
+            return (yield from self._merge_held_out(server, state, number, now))
         # MERGE, Algorithm 4: connected components of the clusters, each with the plain mean of its models
         apart = metric.between_clusters(clusters._replace(assignment=now))
         home = graph.merged(apart, now, cut, self.min_size)
@@ -205,6 +210,38 @@ class SRFCA(KnownClusters[State]):
         text = _refined_text(number, before, now, home, labels, lost, self.min_size)
         plain = [[float(d) if np.isfinite(d) else None for d in row] for row in apart]
         details: dict[str, Any] = {"apart": plain, "merged": home.tolist()}
+        if lost.any():
+            details["nearest"] = {str(i): int(joined[i]) for i in np.flatnonzero(lost)}
+        return after, Note("refine", text, details)
+
+    def _merge_held_out(
+        self, server: Server, state: State, number: int, now: Int[np.ndarray, " clients"]
+    ) -> Exchange[tuple[State, Note]]:
+        """The end of a REFINE where no distance tells what MERGE should join."""
+        before, w0 = np.asarray(state.assignment), stacked.take(state.first, 0)
+        found = yield from merged_held_out(server, w0, now, self.rounds, self.weight == "examples")
+        large = graph.of_size(found.group, self.min_size)
+        if large.max() < 0:
+            large = found.group
+        kept = np.unique(found.group[large >= 0])
+        lost = (large < 0) & (found.group >= 0)
+        joined = np.where(lost, found.worse[:, kept].argmin(1), np.searchsorted(kept, found.group))
+        joined = np.where(found.group >= 0, joined, -1)
+        labels = np.where(lost & (number < self.refines), -1, joined)
+        k = len(kept)
+        # each cluster's model is the mean of those that its clients have trained
+        inside = (labels >= 0) & (now >= 0)
+        shares = np.zeros((stacked.count(state.models), k), np.float32)
+        np.add.at(shares, (now[inside], labels[inside]), 1)
+        models = stacked.weighted(state.models, shares / shares.sum(0))
+        after = dataclasses.replace(state, models=models, assignment=jnp.asarray(labels, jnp.int32))
+        had, moved = len(np.unique(now[now >= 0])), int((now != before)[before >= 0].sum())
+        text = (
+            f"REFINE {number}: {count(moved, 'client') if moved else 'nobody'} moved to another cluster; on "
+            f"held-out examples {count(had, 'cluster')}{f' became {k}' if k != had else ' stayed'}"
+        )
+        text += f", {count(found.undone, 'merge')} undone since a side lost by it." if found.undone else "."
+        details: dict[str, Any] = {"tried": found.tried, "undone": found.undone}
         if lost.any():
             details["nearest"] = {str(i): int(joined[i]) for i in np.flatnonzero(lost)}
         return after, Note("refine", text, details)
@@ -322,8 +359,12 @@ def one_shot(
     distance: Any,
     part: Part = None,
     trained: PyTree = None,
+    held_out: bool = False,
 ) -> Exchange[OneShotClusters]:
-    """ONE_SHOT(lambda, t): clients whose models, each trained alone from w_0, are near each other."""
+    """ONE_SHOT(lambda, t): clients whose models, each trained alone from w_0, are near each other.
+
+    `held_out` tells whether clusters will be merged on held-out examples where no gap is seen.
+    """
     metric = distance_of(distance)
     # send w_0 to client i, receive w_{i,T}
     models, there = yield from trained_before(server, trained, w0, rounds, key, part)
@@ -333,8 +374,11 @@ def one_shot(
     if there.sum() > 1 and not len(threshold.of_pairs(distances)):  # too far apart for a number
         raise diverged("where clients trained alone")
     cut = threshold.choose(threshold_, distances, min_size)
+    if held_out and threshold_ == "auto" and cut.gap is None:
+        cut = threshold.of_nearest(distances)
     # C_0 <- connected components with size >= t
-    labels = graph.of_size(graph.components(distances, cut.threshold, there), min_size)
+    near = graph.components(distances, cut.threshold, there)
+    labels = graph.of_size(graph.with_nearest(distances, there) if cut.nearest else near, min_size)
     if labels.max() < 0:
         nearest = threshold.of_pairs(distances).min()
         raise SettingError(

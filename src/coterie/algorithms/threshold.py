@@ -28,11 +28,14 @@ class Threshold:
         In a few words.
     gap
         The two distances between which it was put, where a gap was seen.
+    nearest
+        Whether only each client and its nearest belong together, of those that are no farther apart.
     """
 
     threshold: float
     reason: str
     gap: tuple[float, float] | None = None
+    nearest: bool = False
 
 
 def check(threshold: float | str) -> None:
@@ -76,6 +79,17 @@ def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: i
     return Threshold(float(threshold), "the threshold was given")
 
 
+def of_nearest(distances: Float[np.ndarray, "n n"]) -> Threshold:
+    """What puts every client together with its nearest, for clusters that are merged on held-out examples."""
+    apart = np.where(np.eye(len(distances), dtype=bool) | ~np.isfinite(distances), np.inf, distances)
+    reach = apart.min(axis=1)
+    return Threshold(
+        float(reach[np.isfinite(reach)].max()),
+        "there is no visible gap between near and far clients: each is with its nearest",
+        nearest=True,
+    )
+
+
 def of_pairs(distances: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " pairs"]:
     """The distances of all pairs that are known."""
     pairs = distances[np.triu_indices(len(distances), 1)]
@@ -89,6 +103,7 @@ def details(cut: Threshold, distances: Float[np.ndarray, "n n"]) -> dict[str, An
         "threshold": cut.threshold,
         "reason": cut.reason,
         "gap": None if cut.gap is None else list(cut.gap),
+        "with_nearest": cut.nearest,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import coterie
 from coterie import registry
-from coterie.cli import flower, reproduce
+from coterie.cli import flower, groups, reproduce
 from coterie.cli.errors import clear_errors
 from coterie.cli.stop import stoppable
 from coterie.errors import ConfigError, CoterieError, RunFolderError
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(flower.app, name="flower")
 app.command()(reproduce.reproduce)
+app.command()(groups.groups)
 
 
 def _version(wanted: bool) -> None:

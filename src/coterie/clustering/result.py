@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, PyTree
 from coterie import registry, storage
 from coterie.clustering.confidence import Confidence
 from coterie.clustering.history import History, from_line
+from coterie.clustering.inputs import Inputs, check_noise, describing, draw_of
 from coterie.data.shards import Shards, Spec, places
 from coterie.errors import DataError, RunFolderError, SettingError
 from coterie.federation.protocol import Answers, Federation, as_federation
@@ -84,6 +85,8 @@ class Clustering:
         The settings that led here.
     provenance
         On what it was computed, in which precision.
+    inputs
+        What the inputs of each group's clients look like, once they were asked: see `describe`.
     """
 
     ids: np.ndarray
@@ -99,6 +102,7 @@ class Clustering:
     algorithm: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
+    inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
         # a result is used with other clients than those it was found with: not bound to their devices
@@ -116,10 +120,49 @@ class Clustering:
         """Clients per cluster model."""
         return np.bincount(self.assignment[self.assignment >= 0], minlength=stacked.count(self.models))
 
-    def assign(self, clients: Shards | Federation) -> Int[np.ndarray, " clients"]:
-        """The cluster of each given client: the model of lowest loss on its shard, -1 if unanswered."""
-        answers = self._ask(clients, MeasureLosses(self.models))
-        return np.where(answers.answered, lowest(answers.report.losses), -1)
+    def assign(self, clients: Shards | Federation, labels: bool = True) -> Int[np.ndarray, " clients"]:
+        """The cluster of each given client: the model of lowest loss on its shard, -1 if unanswered.
+
+        Without `labels`, which are then not looked at and may be anything: the cluster whose clients' inputs
+        its own are most like. It has to be known what those look like: see `describe`.
+        """
+        if labels:
+            answers = self._ask(clients, MeasureLosses(self.models))
+            return np.where(answers.answered, lowest(answers.report.losses), -1)
+        if self.inputs is None:
+            raise SettingError(
+                "nobody has said yet what the inputs of these clusters look like: ask their clients with "
+                "found = found.describe(data.train)."
+            )
+        answers = self._ask(clients, self.inputs.task())
+        moments = np.asarray(answers.report.moments, float)
+        return np.where(answers.answered, self.inputs.nearest(moments), -1)
+
+    def describe(self, train: Shards | Federation, noise: float = 0.0) -> Clustering:
+        """The same clustering, which also knows what the inputs of each cluster's clients look like.
+
+        Every training client is asked, once, for means and products of random features of its inputs: some
+        2,000 numbers, for which no label is needed. `assign(clients, labels=False)` compares with them.
+
+        Parameters
+        ----------
+        train
+            The training clients, or some of each cluster.
+        noise
+            Standard deviation of Gaussian noise on each of these numbers, here and in `assign`. What it
+            protects: `docs/unlabelled.md`.
+        """
+        check_noise(noise)
+        draw, federation = draw_of(self.seed), as_federation(train)
+        answers = self._ask(federation, describing(draw, noise))
+        mine = places(federation.ids, self.ids)
+        groups = np.where((mine >= 0) & np.asarray(answers.answered), self.assignment[mine], -1)
+        known = groups >= 0
+        if not known.any():
+            raise DataError("none of these clients belongs to a cluster: describe asks those of training.")
+        sent = np.asarray(answers.report.moments, float)
+        k = stacked.count(self.models)
+        return replace(self, inputs=Inputs.of(sent[known], groups[known], k, draw, noise))
 
     def evaluate(
         self, clients: Shards | Federation, chosen_by: ChosenBy | None = None, *, personal: bool = False
@@ -211,6 +254,10 @@ class Clustering:
         if self.confidence is not None:
             arrays |= self.confidence.arrays("confidence.")
         arrays |= {name: values for name in TABLES if (values := getattr(self, name)) is not None}
+        plain = None
+        if self.inputs is not None:
+            plain = {name: value for name, value in asdict(self.inputs).items() if name != "moments"}
+            arrays["inputs"] = self.inputs.moments
         lines = "".join(record.to_line() + "\n" for record in self.history.records)
         storage.write_text(folder / ROUNDS, lines)
         storage.write_arrays(folder / MODELS, arrays)
@@ -223,6 +270,7 @@ class Clustering:
             "learner": registry.describe_learner(self.learner),
             "spec": asdict(self.spec),
             "provenance": self.provenance,
+            "inputs": plain,
         }
         content["rounds"] = storage.digest(lines.encode())
         content[storage.DIGEST] = storage.digest(_text(content).encode())
@@ -259,6 +307,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
         spec = Spec.from_json(content["spec"])
         arrays = storage.read_arrays(folder / MODELS)
         tables = {name: arrays.pop(name, None) for name in TABLES}
+        moments, described = arrays.pop("inputs", None), content.get("inputs")
         known = (learner or registry.learner_from(content["learner"])).for_data(spec)
         own = {name: arrays.pop(name) for name in list(arrays) if name.startswith("personal.")}
         trained = {name: a for name, a in arrays.items() if name.startswith("models.")}
@@ -279,6 +328,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
             algorithm=content["algorithm"],
             seed=content["seed"],
             provenance=content["provenance"],
+            inputs=None if moments is None else Inputs(moments, **described),
         )
         told = content.pop(storage.DIGEST)
         for name, digest, text in ((FILE, told, _text(content)), (ROUNDS, content["rounds"], written)):

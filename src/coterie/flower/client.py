@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -130,6 +131,7 @@ class JaxClient:
                 jnp.asarray(keys.words(keys.tokens([self.id]))[0]),
                 jax.random.wrap_key_data(jnp.asarray(ask.key)),
                 wire.unflatten(kept or {}, model) or {},
+                jax.random.wrap_key_data(jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))),
             )
         return wire.flatten(jax.device_get(tree), model)
 
@@ -146,8 +148,9 @@ def _compiled(
     token: Array,
     key: Array,
     kept: dict[str, Any],
+    secret: Array,
 ) -> dict[str, Any]:
-    reply = carry_out(kind, learner, everybody, each, only, shard, token, key, starts, kept)
+    reply = carry_out(kind, learner, everybody, each, only, shard, token, key, starts, kept, secret)
     return wire.reply_tree(reply, shape_of(kind, learner, everybody, each, only, shard, starts, kept))
 
 

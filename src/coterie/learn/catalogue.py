@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.learn import halves, moments, soft, tasks
+from coterie.learn import compare, halves, inputs, moments, soft, tasks
 from coterie.learn.task import Task
 
 TASKS: dict[str, type[Task]] = {
@@ -22,5 +22,7 @@ TASKS: dict[str, type[Task]] = {
         halves.PullHalves,
         soft.CountNearest,
         soft.TrainBetween,
+        inputs.DescribeInputs,
+        compare.CompareHalves,
     )
 }

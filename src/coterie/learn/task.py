@@ -15,11 +15,14 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 
 from coterie import keys
 from coterie.learn.learner import Learner
 from coterie.learn.shard import Shard
+
+_SECRET = int(keys.token("secret") & np.uint64(0x7FFFFFFF))
 
 
 def per_client(**settings: Any) -> Any:
@@ -36,6 +39,7 @@ class Client(eqx.Module):
     key: Key[Array, ""]  # its own, derived from that of the ask and its id
     only: Int[Array, ""] | None = None  # the one of the task's models that concerns it; -1: all of them do
     kept: dict[str, PyTree] | None = None  # what it kept of earlier tasks of the run: see `Task.needs`
+    secret: Key[Array, ""] | None = None  # randomness that nobody else knows; simulated, where it has none
 
 
 class Reply(eqx.Module):
@@ -118,18 +122,23 @@ def carry_out(
     key: Key[Array, ""],
     starts: int | None,
     kept: dict[str, PyTree] | None = None,
+    secret: Key[Array, ""] | None = None,
 ) -> Reply:
     """What a client does with an ask, wherever it lives: derive its key, and carry out all starts."""
 
-    def once(everybody: Any, each: Any, only: Any, kept: Any, key: Key[Array, ""]) -> Reply:
-        reply = kind.with_content(everybody, each)(Client(learner, shard, key, only, kept))
+    def once(
+        everybody: Any, each: Any, only: Any, kept: Any, key: Key[Array, ""], secret: Key[Array, ""]
+    ) -> Reply:
+        reply = kind.with_content(everybody, each)(Client(learner, shard, key, only, kept, secret))
         cluster, weight = jnp.asarray(reply.cluster, jnp.int32), jnp.asarray(reply.weight, jnp.float32)
         return Reply(reply.report, reply.value, cluster, weight, reply.keep)
 
     own = keys.of_client(key, token)
+    secret = jax.random.fold_in(own, _SECRET) if secret is None else secret
     if starts is None:
-        return once(everybody, each, only, kept, own)
-    return jax.vmap(once)(everybody, each, only, kept, keys.numbered(own, starts))
+        return once(everybody, each, only, kept, own, secret)
+    numbered = (keys.numbered(one, starts) for one in (own, secret))
+    return jax.vmap(once)(everybody, each, only, kept, *numbered)
 
 
 def shape_of(
@@ -157,7 +166,8 @@ def _shape_of(kind: Kind, starts: int | None, tree: Any, leaves: tuple[Any, ...]
 
     def once(content: Any, learner: Learner, shard: Shard) -> Reply:
         everybody, each, only, kept = content
-        return kind.with_content(everybody, each)(Client(learner, shard, jax.random.key(0), only, kept))
+        key = jax.random.key(0)
+        return kind.with_content(everybody, each)(Client(learner, shard, key, only, kept, key))
 
     reply: Reply = eqx.filter_eval_shape(once, content, learner, shard)
     return reply

@@ -51,10 +51,14 @@ def distances(history: History) -> tuple[str, str, str] | None:
         content = event.details.get("histogram")
         if content:
             gap = event.details.get("gap")
+            together = (
+                "Each client and its nearest belong together, who are no farther apart than the dashed line"
+                if event.details.get("with_nearest")
+                else "Two that are no farther apart than the dashed line belong together"
+            )
             caption = (
-                "All pairs of clients by the distance of the models that they trained alone. Two that are no "
-                "farther apart than the dashed line belong together, as do those whom others connect so. "
-                f"{event.text}"
+                "All pairs of clients by the distance of the models that they trained alone. "
+                f"{together}, as do those whom others connect so. {event.text}"
             )
             svg = pictures.distances(content["edges"], content["counts"], event.details["threshold"], gap)
             return "How far apart the clients are", caption, svg
