@@ -64,7 +64,8 @@ def choose(threshold: float | str, distances: Float[np.ndarray, "n n"], least: i
     Where there is no gap, the threshold is the smallest at which every client has two others near, or as
     many as make `least` with it, but for clients that are near nobody. That may part clients who belong
     together, which MERGE can mend: models that several clients train are nearer to each other than those of
-    single clients. It seldom joins clients who do not, which nothing could mend.
+    single clients. It seldom joins clients who do not, which nothing could mend. (Where MERGE decides on
+    held-out examples, `of_nearest` is taken instead.)
     """
     pairs = of_pairs(distances)
     if not len(pairs):

@@ -8,19 +8,10 @@ from dataclasses import replace
 from coterie.errors import ConfigError
 from coterie.papers import ifca, mixed_regression, ours, srfca
 from coterie.papers.experiment import Experiment, Figure
-from coterie.papers.ours import gap, seen, unlabelled
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
-    for figure in (
-        *ifca.FIGURES,
-        *mixed_regression.FIGURES,
-        *srfca.FIGURES,
-        *ours.FIGURES,
-        *unlabelled.FIGURES,
-        *seen.FIGURES,
-        *gap.FIGURES,
-    )
+    for figure in (*ifca.FIGURES, *mixed_regression.FIGURES, *srfca.FIGURES, *ours.FIGURES)
 }
 
 
