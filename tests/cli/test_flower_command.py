@@ -71,7 +71,7 @@ def test_keys_lists_what_it_made_and_says_what_it_kept(tmp_path):
 def test_keys_and_up_need_to_know_what_to_make_and_of_which_data(project, tmp_path):
     assert "--host" in sentence("keys", tmp_path / "k") and not (tmp_path / "k").exists()
     assert "holds no Flower app" in sentence("up", tmp_path)
-    assert "not a folder of data files" in sentence("up", project, "--data", tmp_path / "nowhere")
+    assert "there is no such folder" in sentence("up", project, "--data", tmp_path / "nowhere")
     (tmp_path / "files").mkdir()
     assert "holds no .csv" in sentence("up", project, "--data", tmp_path / "files")
     for name in ("a.csv", "a.npz"):

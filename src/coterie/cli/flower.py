@@ -149,22 +149,14 @@ def up(
 
 def _configs(nodes: int | None, data: Path | None) -> dict[str, NodeConfig]:
     """The name and the configuration of every node."""
-    from coterie.data.files import ARRAYS, TABLES
+    from coterie.data.files import clients_in
 
     if data is None:
         return {f"node-{i}": {"partition-id": i} for i in range(nodes or 8)}
     if nodes is not None:
         raise ConfigError("--data starts a SuperNode for each file: leave out --nodes.")
-    if not data.is_dir():
-        raise ConfigError(f"{data} is not a folder of data files.")
-    files = sorted(path for path in data.iterdir() if path.suffix.lower() in (*TABLES, *ARRAYS))
-    if not files:
-        raise ConfigError(f"{data} holds no {', '.join((*TABLES, *ARRAYS))} file.")
-    names = [path.stem for path in files]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"two files in {data} are called {twice[0]}: a client has one file.")
-    return {path.stem: {"client-id": path.stem, "data": str(path.resolve())} for path in files}
+    own = clients_in(data)
+    return {name: {"client-id": name, "data": str(path.resolve())} for name, path in own.items()}
 
 
 @contextmanager

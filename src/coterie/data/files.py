@@ -49,6 +49,20 @@ def client_file(path: str | Path, client: str, target: str = "y", classes: int |
     return Shards.from_lists([x], [y.astype(np.int64) if labels else y], [client], classes=classes)
 
 
+def clients_in(folder: Path) -> dict[str, Path]:
+    """The files of a folder with one for each client, who is called as it; those of other kinds are not."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} cannot be read: there is no such folder.")
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (*TABLES, *ARRAYS))
+    if not files:
+        raise DataError(f"{folder} holds no {', '.join((*TABLES, *ARRAYS))} file: give each client one.")
+    names = [file.stem for file in files]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"{folder} has two files called {twice[0]}: a client has one file.")
+    return dict(zip(names, files, strict=True))
+
+
 def _first_line(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return reason.strip().splitlines()[0].rstrip(".")

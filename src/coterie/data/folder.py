@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from coterie.data.federated import Federated
-from coterie.data.files import ARRAYS, TABLES, client_file
+from coterie.data.files import TABLES, client_file, clients_in
 from coterie.data.preparation import Task
 from coterie.data.shards import Shards
 from coterie.data.table import held_out, read, table
@@ -47,15 +47,8 @@ def folder(
         Of arrays: the number of classes; taken from the largest label when not given.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise DataError(f"{path} cannot be read: there is no such folder.")
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in (*TABLES, *ARRAYS))
-    if not files:
-        raise DataError(f"{path} holds no {', '.join((*TABLES, *ARRAYS))} file: give each client one.")
-    names = [file.stem for file in files]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise DataError(f"{path} has two files called {twice[0]}: a client has one file.")
+    own = clients_in(path)
+    names, files = list(own), list(own.values())
     kinds = {file.suffix.lower() in TABLES for file in files}
     if len(kinds) > 1:
         raise DataError(f"{path} holds tables and arrays: give all clients files of one kind.")
