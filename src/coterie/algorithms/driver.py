@@ -340,6 +340,7 @@ class Run:
             algorithm=self.algorithm.settings(),
             seed=self.seed,
             provenance=self.federation.describe(),
+            preparation=getattr(self.federation, "preparation", None),
         )
 
     # -- what is told -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from coterie import registry, storage
 from coterie.clustering.confidence import Confidence
 from coterie.clustering.history import History, from_line
 from coterie.clustering.inputs import Inputs, check_noise, describing, draw_of
+from coterie.data.preparation import Preparation
 from coterie.data.shards import Shards, Spec, places
 from coterie.errors import DataError, RunFolderError, SettingError
 from coterie.federation.protocol import Answers, Federation, as_federation
@@ -87,6 +88,8 @@ class Clustering:
         On what it was computed, in which precision.
     inputs
         What the inputs of each group's clients look like, once they were asked: see `describe`.
+    preparation
+        What was done to the table that the clients came from, if they did.
     """
 
     ids: np.ndarray
@@ -103,6 +106,7 @@ class Clustering:
     seed: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
     inputs: Inputs | None = None
+    preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
         # a result is used with other clients than those it was found with: not bound to their devices
@@ -220,6 +224,29 @@ class Clustering:
         per_cluster.insert(1, "examples", groups["examples"].sum())
         return Evaluation(rows["accuracy"].mean(), rows["loss"].mean(), rows, per_cluster, chosen_by)
 
+    def predict(self, rows: Any, client: Any = None, *, cluster: int | None = None) -> pd.DataFrame:
+        """What the models say of further examples: for each the client, its cluster and the prediction.
+
+        Parameters
+        ----------
+        rows
+            Where the clients came from a table: a table like it (a file or a frame; no label is needed). Else
+            an array of features.
+        client
+            Whose examples they are: a column of the table (that of training, when not given), or one client.
+        cluster
+            The cluster whose model is to be taken, for clients that took no part in training.
+
+        Returns
+        -------
+        pandas.DataFrame
+            `client`, `cluster`, the probability `p(...)` of each class where models give any, and
+            `prediction`: a class by its name, or a number.
+        """
+        from coterie.clustering.predict import predict  # pandas is slow to import
+
+        return predict(self, rows, client, cluster)
+
     def _chosen_by(self, ids: np.ndarray, mine: Int[np.ndarray, " clients"]) -> ChosenBy:
         known = int((mine >= 0).sum())
         if known == 0:
@@ -271,6 +298,7 @@ class Clustering:
             "spec": asdict(self.spec),
             "provenance": self.provenance,
             "inputs": plain,
+            "preparation": None if self.preparation is None else self.preparation.to_json(),
         }
         content["rounds"] = storage.digest(lines.encode())
         content[storage.DIGEST] = storage.digest(_text(content).encode())
@@ -308,6 +336,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
         arrays = storage.read_arrays(folder / MODELS)
         tables = {name: arrays.pop(name, None) for name in TABLES}
         moments, described = arrays.pop("inputs", None), content.get("inputs")
+        done = content.get("preparation")
         known = (learner or registry.learner_from(content["learner"])).for_data(spec)
         own = {name: arrays.pop(name) for name in list(arrays) if name.startswith("personal.")}
         trained = {name: a for name, a in arrays.items() if name.startswith("models.")}
@@ -329,6 +358,7 @@ def load(folder: str | Path, learner: Learner | None = None) -> Clustering:
             seed=content["seed"],
             provenance=content["provenance"],
             inputs=None if moments is None else Inputs(moments, **described),
+            preparation=None if done is None else Preparation.from_json(done),
         )
         told = content.pop(storage.DIGEST)
         for name, digest, text in ((FILE, told, _text(content)), (ROUNDS, content["rounds"], written)):

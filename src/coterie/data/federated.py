@@ -32,8 +32,6 @@ class Federated:
         The true parameters, shape (k, d), where known.
     name
         What the data set is called in reports.
-    preparation
-        What was done to a table of the user's own.
     """
 
     train: Shards
@@ -43,7 +41,11 @@ class Federated:
     unseen_truth: np.ndarray | None = None
     models: np.ndarray | None = None
     name: str = "data"
-    preparation: Preparation | None = None
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What was done to a table of the user's own."""
+        return self.train.preparation
 
     def __post_init__(self) -> None:
         if self.test is not None and not np.array_equal(self.test.ids, self.train.ids):

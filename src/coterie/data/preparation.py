@@ -306,5 +306,6 @@ def _numbers(name: str, column: pa.ChunkedArray, kind: str) -> Float[np.ndarray,
     try:
         values = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
     except pa.ArrowInvalid as error:
-        raise DataError(f"column {name!r} holds {column.type}, and held numbers before.") from error
+        holds = "words" if _is_text(column.type) else column.type
+        raise DataError(f"column {name!r} holds {holds}, and held numbers before.") from error
     return values / 86_400e6 if kind == "date" else values

@@ -16,6 +16,7 @@ import numpy as np
 
 from coterie import keys, storage
 from coterie.data import allocate, checks
+from coterie.data.preparation import Preparation
 from coterie.errors import DataError
 
 COPIED_BYTES = 2**25  # at once, by each thread
@@ -91,9 +92,12 @@ class Shards:
     `PADDING` numbers, by which a bucket may be larger if there is one less for it.
     """
 
-    def __init__(self, ids: np.ndarray, spec: Spec, buckets: Sequence[Bucket]) -> None:
+    def __init__(
+        self, ids: np.ndarray, spec: Spec, buckets: Sequence[Bucket], preparation: Preparation | None = None
+    ) -> None:
         self.ids = ids
         self.spec = spec
+        self.preparation = preparation  # what was done to a table to make them
         self.buckets = tuple(buckets)
         self.sizes = np.zeros(len(ids), np.int64)
         self._where = np.zeros((len(ids), 2), np.int64)  # client -> (bucket, row)
@@ -247,7 +251,9 @@ class Shards:
                 )
                 for b, entry in enumerate(index["buckets"])
             ]
-            shards = cls(np.array(index["ids"]), spec, buckets)
+            done = index.get("preparation")
+            prepared = None if done is None else Preparation.from_json(done)
+            shards = cls(np.array(index["ids"]), spec, buckets, prepared)
             if (shards.sizes < 1).any():
                 raise ValueError("clients are missing")
             return shards
@@ -261,6 +267,7 @@ class Shards:
             "ids": self.ids.tolist(),
             "spec": asdict(self.spec),
             "buckets": [{"sizes": b.sizes.tolist(), "clients": b.clients.tolist()} for b in self.buckets],
+            "preparation": None if self.preparation is None else self.preparation.to_json(),
         }
         storage.write_text(folder / "shards.json", json.dumps(index))
 
@@ -307,7 +314,7 @@ class Shards:
                         new[bucket.clients[rows]],
                     )
                 )
-        return Shards(self.ids[positions], self.spec, buckets)
+        return Shards(self.ids[positions], self.spec, buckets, self.preparation)
 
     def positions(self, ids: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Where the given client ids stand in `self.ids`."""

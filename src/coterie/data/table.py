@@ -82,7 +82,13 @@ def table(
         raise DataError(f"{name} is empty: there are no examples.")
     check_label(label, rows[label])
     _check_finite(rows, [*chosen, label], client)
-    ids, owner = _owners(rows[client], name, client)
+    ids, owner = owners(rows[client], client)
+    if len(ids) < 2:
+        raise DataError(f"{name} has one client only ({client} is {ids[0]} in every row): give two or more.")
+    if len(ids) == len(owner):
+        raise DataError(
+            f"every row of {name} has a client of its own: is {client!r} the column that names the clients?"
+        )
     held = held_out(owner, rows[label], test, seed)
     prepared = fitted(rows, ~held, client, label, chosen, task, dates)
     notes = [*prepared.notes, *_missing(rows, chosen, client), *_small(owner, held, ids)]
@@ -95,7 +101,7 @@ def table(
         parts.append(_shards(x[which], y[which], owner[which], ids, prepared, own) if which.any() else None)
     train, tested = parts
     assert train is not None
-    return Federated(train, tested, name=name, preparation=prepared)
+    return Federated(train, tested, name=name)
 
 
 def read(source: Any) -> tuple[pa.Table, str]:
@@ -165,7 +171,7 @@ def _check_finite(rows: pa.Table, columns: Sequence[str], client: str) -> None:
                 )
 
 
-def _owners(column: pa.ChunkedArray, name: str, client: str) -> tuple[np.ndarray, Int[np.ndarray, " rows"]]:
+def owners(column: pa.ChunkedArray, client: str) -> tuple[np.ndarray, Int[np.ndarray, " rows"]]:
     """The ids of the clients, in order, and whose each row is."""
     if column.null_count:
         first = pc.index(column.is_null(), True).as_py()
@@ -181,14 +187,7 @@ def _owners(column: pa.ChunkedArray, name: str, client: str) -> tuple[np.ndarray
     order = np.argsort(ids, kind="stable")
     rank = np.empty(len(ids), np.int64)
     rank[order] = np.arange(len(ids))
-    owner = rank[encoded.indices.to_numpy()]
-    if len(ids) < 2:
-        raise DataError(f"{name} has one client only ({client} is {ids[0]} in every row): give two or more.")
-    if len(ids) == len(owner):
-        raise DataError(
-            f"every row of {name} has a client of its own: is {client!r} the column that names the clients?"
-        )
-    return ids[order], owner
+    return ids[order], rank[encoded.indices.to_numpy()]
 
 
 def held_out(
@@ -232,7 +231,7 @@ def _shards(
 ) -> Shards:
     classes = len(prepared.label.classes) or None
     made = Shards.from_flat(x, y, owner, classes=classes, folder=folder)
-    return Shards(ids[made.ids], made.spec, made.buckets)
+    return Shards(ids[made.ids], made.spec, made.buckets, prepared)
 
 
 def _missing(rows: pa.Table, columns: Sequence[str], client: str) -> list[str]:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
 
 from coterie import keys
+from coterie.data.preparation import Preparation
 from coterie.data.shards import Bucket, Shards, Spec, places
 from coterie.errors import FederationError, SettingError
 from coterie.federation import batches, debug, streaming
@@ -161,6 +162,11 @@ class Simulation:
     @property
     def tokens(self) -> np.ndarray:
         return self.shards.tokens
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What was done to the table that the clients came from, if they did."""
+        return self.shards.preparation
 
     @property
     def shards(self) -> Shards:
