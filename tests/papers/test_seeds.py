@@ -117,3 +117,13 @@ def test_smoke_decides_nothing(tmp_path):
 def test_parts_that_are_not_there(tmp_path, name, only, said):
     with pytest.raises(ConfigError, match=said):
         reproduce(name, "smoke", out=tmp_path, only=only)
+
+
+@pytest.mark.parametrize(
+    "fair, bent, said",
+    [(5, 5, "5 seeds"), (1, 1, "1 seed"), (2, 5, "2 to 5 seeds"), (3, 0, "3 seeds"), (0, 0, "0 seeds")],
+)
+def test_a_caption_tells_of_the_seeds_that_there_are(fair, bent, said):
+    table = Coin(trials=5, scale="paper")
+    there = [f"{name} seed {i}" for name, number in (("fair", fair), ("bent", bent)) for i in range(number)]
+    assert table.how_many({name: {"accuracy": np.array(0.5)} for name in there}) == said

@@ -34,8 +34,8 @@ def commit() -> str | None:
 
     Where the code was copied without its history, COTERIE_COMMIT tells.
     """
-    if "COTERIE_COMMIT" in os.environ:
-        return os.environ["COTERIE_COMMIT"]
+    if told := os.environ.get("COTERIE_COMMIT"):
+        return told
     package = Path(coterie.__file__).parent
     # an environment may lie inside somebody's checkout of something else
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:

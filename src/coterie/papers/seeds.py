@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from coterie.papers.experiment import Arrays, Experiment, Finding, Point, Row
+from coterie.words import count
 
 Seeds = Float[np.ndarray, " seeds"]
 SEPARATE = 1000  # seeds of an experiment are so far apart, so that experiments with other seeds share none
@@ -126,6 +127,12 @@ class Table(Experiment):
         """A result of the entry of that name, by default the measure, for every seed that is there."""
         there = self._seeds(results, name)
         return np.array([results[_named(name, trial)][what or self.measure] for trial in there])
+
+    def how_many(self, results: Mapping[str, Arrays]) -> str:
+        """Of how many seeds there are results, for a caption."""
+        there = {len(self._seeds(results, entry.name)) for entry in self.entries()} - {0}
+        low, high = min(there, default=0), max(there, default=0)
+        return count(high, "seed") if low == high else f"{low} to {high} seeds"
 
     def findings(self, results: Mapping[str, Arrays]) -> list[Finding]:
         return [self._judged(claim, results) for claim in self.claims()]

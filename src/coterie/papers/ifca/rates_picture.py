@@ -24,7 +24,7 @@ def rates(table: Rates, results: Mapping[str, Arrays]) -> Figure:
     figure = titled(
         "IFCA, Corollary 1 and Theorem 2: distance to the true models",
         [
-            f"scale {table.scale}; means over {table.trials} seeds of {table.runs} runs each",
+            f"scale {table.scale}; means over {table.how_many(results)} of {table.runs} runs each",
             "thin grey dots: the power -1/2 of mn', as printed",
         ],
         (11.4, 6.6),

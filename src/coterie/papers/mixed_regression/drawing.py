@@ -115,13 +115,13 @@ def first_phases(experiment: Changes, results: Mapping[str, Arrays]) -> Figure:
 
 def test_curves(experiment: OnDigits, results: Mapping[str, Arrays]) -> Figure:
     """Loss and error on the test images against the round: the mean over seeds, and their deviation."""
-    of, seeds = experiment.digits, experiment.trials
+    of = experiment.digits
     figure = titled(
         f"Mixed regression, Figure {of.figure}: MNIST in 14 x 14, k = {of.k}",
         [
             f"{of.clients:,} clients with {count(of.images, 'image')} and {of.k} anchors with "
             f"{of.anchor_images}; test images, each cluster with its best model" + at_scale(experiment.scale),
-            f"mean and standard deviation of {count(seeds, 'seed')}; up to the dotted line the "
+            f"mean and standard deviation of {experiment.how_many(results)}; up to the dotted line the "
             "two-phase systems are in Phase 1",
         ],
         (10.4, 5.4),

@@ -115,7 +115,7 @@ class WithoutGap(Table):
         from coterie.papers.pictures import at_scale, titled
         from coterie.run.report.style import PALETTE
 
-        facts = [f"dots: {self.trials} seeds, line: their mean{at_scale(self.scale)}"]
+        facts = [f"dots: {self.how_many(results)}, line: their mean{at_scale(self.scale)}"]
         title = "SR-FCA with an automatic threshold: misplaced clients"
         figure = titled(title, facts, (7.2, 1.5 + 0.34 * len(self.names)))
         axes = figure.subplots()

@@ -127,7 +127,7 @@ class Unlabelled(Table):
         from coterie.papers.pictures import at_scale, titled
         from coterie.run.report.style import INK, MUTED, PALETTE
 
-        facts = [f"share of unseen clients, of {self.trials} seeds{at_scale(self.scale)}"]
+        facts = [f"share of unseen clients, of {self.how_many(results)}{at_scale(self.scale)}"]
         figure = titled("Clients without labels that are put where labels would put them", facts, (9.6, 4.2))
         panels, most = figure.subplots(1, len(ROWS), width_ratios=[3, 2]), max(map(len, ROWS.values()))
         for axes, (clients, rows) in zip(panels, ROWS.items(), strict=True):
