@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import coterie
 from coterie.algorithms.observer import Moment, Observer, Place
 from coterie.cli.main import app
+from coterie.cli.stop import stoppable
 from coterie.errors import ConfigError
 
 cli = importlib.import_module("coterie.cli.main")  # `coterie.cli.main` is the function
@@ -339,6 +340,15 @@ class Presses(Observer):
             gc.callbacks.remove(self.press)
 
 
+@pytest.fixture
+def foreground():
+    """As in a terminal, wherever these tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("foreground")
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_ends_a_run_and_says_how_to_go_on(finished, tmp_path, monkeypatch, dropped):
@@ -359,6 +369,14 @@ def test_ctrl_c_ends_a_run_and_says_how_to_go_on(finished, tmp_path, monkeypatch
         assert (out / name).read_bytes() == (finished[0] / name).read_bytes()
 
 
+@pytest.mark.usefixtures("foreground")
+def test_in_the_background_it_is_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stoppable(lambda: "never") as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+    assert not stop.asked
+
+
 def test_ctrl_c_before_anything_is_computed(tmp_path, monkeypatch):
     def pressed(*_, **__):
         raise KeyboardInterrupt
@@ -368,6 +386,7 @@ def test_ctrl_c_before_anything_is_computed(tmp_path, monkeypatch):
     assert (answer.exit_code, answer.stderr) == (130, "stopped: nothing was computed yet.\n")
 
 
+@pytest.mark.usefixtures("foreground")
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_ends_a_reproduction(tmp_path, monkeypatch, dropped):

@@ -44,9 +44,13 @@ class Stop(Observer):
 
 @contextmanager
 def stoppable(advice: Callable[[], str]) -> Iterator[Stop]:
-    """Inside, Ctrl-C ends the program with a sentence, which says how to go on, and exit code 130."""
-    stop = Stop()
-    before = signal.signal(signal.SIGINT, stop.interrupt)
+    """Inside, Ctrl-C ends the program with a sentence, which says how to go on, and exit code 130.
+
+    A program that was started to ignore it, in the background of a shell, goes on doing so.
+    """
+    stop, before = Stop(), signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop.interrupt)
     try:
         yield stop
         stop.now()
