@@ -38,7 +38,7 @@ def carried(train, group, by_examples=False, drop=0.0):
 @pytest.mark.parametrize(
     ("seed", "k", "noise", "group"),
     [
-        (0, 2, 0.3, np.arange(12) // 2),
+        pytest.param(0, 2, 0.3, np.arange(12) // 2, marks=pytest.mark.slow),
         pytest.param(1, 3, 0.5, np.arange(12) % 5, marks=pytest.mark.slow),
         pytest.param(2, 1, 1.0, np.arange(12) // 3, marks=pytest.mark.slow),
         pytest.param(3, 3, 1.5, np.arange(12) // 2, marks=pytest.mark.slow),

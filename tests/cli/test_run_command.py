@@ -387,7 +387,7 @@ def test_ctrl_c_before_anything_is_computed(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("foreground")
-@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("dropped", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_ends_a_reproduction(tmp_path, monkeypatch, dropped):
     presses = Presses(dropped)

@@ -81,6 +81,7 @@ def test_noise_costs_agreement_and_some_of_it_little(found, digits):
     assert np.abs(much.inputs.moments).max() > 1
 
 
+@pytest.mark.slow
 def test_groups_that_differ_in_their_labels_alone_are_no_groups_of_inputs():
     data = ct.data.mixed_regression(k=2, clients=20, examples=20, dim=5, seed=0)
     learner = ct.Learner(ct.models.Linear(), "squared")

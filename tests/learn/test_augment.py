@@ -297,7 +297,10 @@ def assert_each_client_draws_the_same(rule, augment, some, **simulation):
         np.testing.assert_allclose(weight, FOUND[rule, augment][client], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule, augment", list(zip(RULES, AUGMENTS, strict=True)))
+@pytest.mark.parametrize(
+    "rule, augment",
+    [pytest.param("whole", AUGMENTS[0], marks=pytest.mark.slow), ("minibatches", AUGMENTS[1])],
+)
 def test_neither_order_nor_batch_nor_devices_nor_other_clients_change_what_a_client_draws(rule, augment):
     two, one = jax.local_devices()[:2], jax.local_devices()[:1]
     assert_each_client_draws_the_same(rule, augment, SHARDS[[3, 6, 0, 5, 1, 4, 2]], batch=2, devices=two)
@@ -320,6 +323,7 @@ def test_nor_any_other_order_batch_devices_and_clients(rule, augment, order, cou
     assert_each_client_draws_the_same(rule, augment, some, batch=batch, devices=jax.local_devices()[:devices])
 
 
+@pytest.mark.slow
 def test_images_of_one_byte_a_pixel_are_augmented_as_they_are_seen():
     for augment in AUGMENTS:
         bytes_, floats = (

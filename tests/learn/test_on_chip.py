@@ -70,6 +70,7 @@ def test_there_is_no_chip_on_a_cpu():
     assert not on_chip._there_is_a_chip()
 
 
+@pytest.mark.slow
 def test_a_simulation_with_several_starts_finds_the_same(chip, monkeypatch):
     data = ct.data.mixed_regression(k=2, clients=9, examples=[3, 5, 9, 2, 4, 6, 7, 11, 3], dim=23, seed=0)
     learner = ct.Learner(ct.models.Linear(), "half_squared", ct.SGD(0.02, steps=4))

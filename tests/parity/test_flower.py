@@ -129,6 +129,8 @@ VARIANTS = {
     "ifca, one shot, frozen weights",
     "ifca, revived",
     "ifca, components",
+    "ifca, images changed at random",
+    "srfca, then FedProx",
     "srfca, as printed, re-sampled",
     "srfca, merged on held-out examples",
     "one-shot k-means, no training after it",
