@@ -377,6 +377,15 @@ def test_in_the_background_it_is_ignored():
     assert not stop.asked
 
 
+@pytest.mark.usefixtures("foreground")
+@pytest.mark.parametrize("speaks", [True, False])
+def test_of_several_processes_one_says_so(capsys, speaks):
+    with pytest.raises(typer.Exit) as raised, stoppable(lambda: "here.", speaks):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert raised.value.exit_code == 130
+    assert capsys.readouterr().err == ("stopped: here.\n" if speaks else "")
+
+
 def test_ctrl_c_before_anything_is_computed(tmp_path, monkeypatch):
     def pressed(*_, **__):
         raise KeyboardInterrupt

@@ -129,7 +129,7 @@ def run(
     with clear_errors(*(() if speaks else (f"{own}: ", (RunFolderError,)))):
         console = Console(stderr=True)
         together = nullcontext(folder) if own is None else several.together(own, folder)
-        with stoppable(partial(_how_to_go_on, folder)) as stop, together as mine:
+        with stoppable(partial(_how_to_go_on, folder), speaks) as stop, together as mine:
             execute(
                 experiment,
                 mine,

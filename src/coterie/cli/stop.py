@@ -43,7 +43,7 @@ class Stop(Observer):
 
 
 @contextmanager
-def stoppable(advice: Callable[[], str]) -> Iterator[Stop]:
+def stoppable(advice: Callable[[], str], speaks: bool = True) -> Iterator[Stop]:
     """Inside, Ctrl-C ends the program with a sentence, which says how to go on, and exit code 130.
 
     A program that was started to ignore it, in the background of a shell, goes on doing so.
@@ -56,7 +56,8 @@ def stoppable(advice: Callable[[], str]) -> Iterator[Stop]:
         stop.now()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it would cut the sentence short
-        print(f"stopped: {advice()}", file=sys.stderr)
+        if speaks:  # of several processes one does
+            print(f"stopped: {advice()}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGINT, before)
