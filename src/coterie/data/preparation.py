@@ -286,15 +286,13 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _places(column: pa.ChunkedArray, among: Sequence[str]) -> Int[np.ndarray, " rows"]:
     """Which of some values each row has; their number where it has another, or none."""
-    words = _decoded(column)
-    if not _is_text(words.type):
-        words = pa.chunked_array([pa.array(map(_word, words.to_pylist()), pa.string())])
-    found = pc.index_in(words.cast(pa.string()), value_set=pa.array(among, pa.string()))
-    return np.asarray(found.fill_null(len(among)).to_numpy(), np.int64)
-
-
-def _word(value: Any) -> str | None:
-    return None if value is None else str(value)
+    encoded = column.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    number, none = {name: i for i, name in enumerate(among)}, len(among)
+    # a loop over the different values, of which there are few, and not over rows
+    of = np.array([*(number.get(str(value), none) for value in encoded.dictionary.to_pylist()), none])
+    return np.asarray(of[encoded.indices.fill_null(len(of) - 1).to_numpy()], np.int64)
 
 
 def _numbers(name: str, column: pa.ChunkedArray, kind: str) -> Float[np.ndarray, " rows"]:
