@@ -119,6 +119,25 @@ def test_a_run_survives_the_death_of_any_process_and_ends_as_if_nothing_had_happ
             np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
 
 
+SLOW_TO_GO = """
+import sys, time
+from coterie.run.folder import RunFolder
+from coterie.run.processes import Seat, together
+rank = int(sys.argv[2])
+with together(Seat(rank, 2, sys.argv[1]), RunFolder(sys.argv[3])):
+    pass
+time.sleep(3 * rank)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_slow_to_end_is_not_taken_down(tmp_path):
+    address = several.free_address()
+    running = several.started(lambda rank: ["-c", SLOW_TO_GO, address, rank, tmp_path], 2)
+    done = several.ended(running)
+    assert [code for code, _, _ in done] == [0, 0], done
+
+
 @pytest.mark.slow
 def test_a_mistake_is_told_once(tmp_path):
     folder = tmp_path / "run"

@@ -151,15 +151,27 @@ def together(own: Seat, folder: RunFolder) -> Iterator[RunFolder]:
         with _same_content(folder) as mine:
             yield mine
         multihost_utils.sync_global_devices("the run has ended")
-    except CoterieError:
-        if own.first:
-            time.sleep(2)  # the others may be about to find the same, and could not without this one
-        raise
-    except Exception:
-        watch.join(2 * HEARTBEAT)  # if another process is gone, that is the reason, and the watch says so
+    except Exception as error:
+        if not isinstance(error, CoterieError):
+            watch.join(2 * HEARTBEAT)  # if another process is gone, that is the reason, and the watch says so
         raise
     finally:
         over.set()
+        _leave(own, watch)
+
+
+def _leave(own: Seat, watch: threading.Thread) -> None:
+    """End what this process has in common with the others; process 0 does so last, within some time.
+
+    JAX aborts the processes that process 0 leaves behind; and they may be about to find the mistake that it
+    has found, and could not without it.
+    """
+    patience = time.monotonic() + HEARTBEAT
+    watch.join(HEARTBEAT)
+    while own.first and len(_alive()) > 1 and time.monotonic() < patience:
+        time.sleep(0.05)
+    if not own.first:
+        jax.distributed.shutdown()
 
 
 def _join(own: Seat) -> None:
@@ -188,17 +200,23 @@ def _watch(own: Seat, folder: RunFolder, over: threading.Event, parent: int) -> 
     while not over.wait(1):
         if os.getppid() != parent:
             os._exit(LOST)
-        try:
-            with multihost_utils.live_devices(jax.devices()) as live:
-                alive = {device.process_index for device in live}
-        except Exception:  # somebody left meanwhile: the next look tells who
-            continue
+        alive = _alive()
         gone = sorted(set(range(own.processes)) - alive)
         # whoever has come to the end of the run leaves as well
         if gone and not over.wait(2):
             if own.rank == min(alive):
                 print(f"error: {_lost(gone, own.processes, folder)}", file=sys.stderr, flush=True)
             os._exit(LOST)
+
+
+def _alive() -> set[int]:
+    """The processes that are there; all that are have to ask."""
+    while True:
+        try:
+            with multihost_utils.live_devices(jax.devices()) as live:
+                return {device.process_index for device in live}
+        except Exception:  # somebody left meanwhile: the next look tells who
+            time.sleep(0.05)
 
 
 @contextmanager
