@@ -24,6 +24,22 @@ def refused(*arguments):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["a.csv"], "--data a.csv: say which column names the clients and which one"),
+        (["a.parquet", "--client", "c"], "--data a.parquet: say which column names the clients"),
+        ([".", "--client", "c", "--label", "y"], "--client is for one file with all clients; . has a file"),
+        (["a.csv", "--client", "c", "--label", "y"], "a.csv cannot be read: there is no such file."),
+        (["rotated-digits", "--label", "y"], "data.label: there is no such setting."),
+        (["digits"], "data.name: there is no 'digits'; choose one of rotated-digits, "),
+    ],
+)
+def test_data_must_be_there_and_of_the_right_kind(tmp_path, arguments, message):
+    assert refused("run", "--out", tmp_path / "run", "--data", *arguments).startswith(message)
+    assert refused("groups", "--data", *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
         # settings that make no sense
         (["--k", "0"], "k must be at least 1, not 0."),
         (["--k", "9"], "k=9 clusters need at least as many clients; there are 8."),
@@ -149,7 +165,7 @@ def test_there_must_be_a_run_to_resume_or_to_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = refused("run", "--resume", "--out", tmp_path / "nowhere")
     assert message == f"{tmp_path / 'nowhere'} holds no run (experiment.toml is missing)."
-    assert refused("run", "--resume").startswith("runs/ifca-rotated-digits-0 holds no run")
+    assert refused("run", "--resume").startswith("runs/discover-rotated-digits-0 holds no run")
     for path in (tmp_path, tmp_path / "nowhere"):
         assert str(path) in refused("report", path)
     assert os.listdir(tmp_path) == []

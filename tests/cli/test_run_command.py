@@ -162,11 +162,17 @@ def asked(monkeypatch):
 
 def test_without_options_the_defaults_are_run(asked):
     experiment, folder, options = asked()
-    assert experiment.algorithm == {"name": "ifca", "k": 4, "rounds": 60, "n_init": 5}
+    assert experiment.algorithm == {"name": "discover", "rounds": 60}
     assert experiment.data == {"name": "rotated-digits"}
     assert experiment.local == {"name": "sgd", "lr": 0.1, "steps": 10}
     assert experiment.seed == 0 and experiment.baselines == ("global", "local")
-    assert str(folder.path) == "runs/ifca-rotated-digits-0"
+    assert str(folder.path) == "runs/discover-rotated-digits-0"
+    # told how many groups there are, it is a method that has to know
+    told = {"name": "ifca", "k": 4, "rounds": 60, "n_init": 5}
+    assert asked("--algorithm", "ifca")[0].algorithm == told
+    assert asked("--k", 3)[0].algorithm == told | {"k": 3}
+    assert asked("--n-init", 2)[0].algorithm == told | {"n_init": 2}
+    assert asked("--k", 3, "--algorithm", "fedsoft")[0].algorithm == {"name": "fedsoft", "rounds": 60, "k": 3}
     folder = asked("--algorithm", "global", "--data", "mixed-regression", "--seed", 3)[1]
     assert str(folder.path) == "runs/global-mixed-regression-3"
     assert (options["resume"], options["overwrite"], options["checkpoint_every"]) == (False, False, 5.0)
@@ -178,7 +184,7 @@ def test_without_options_the_defaults_are_run(asked):
     "option, section, expected",
     [
         (("--k", 3), "algorithm", {"name": "ifca", "k": 3, "rounds": 60, "n_init": 5}),
-        (("--rounds", 7), "algorithm", {"name": "ifca", "k": 4, "rounds": 7, "n_init": 5}),
+        (("--rounds", 7), "algorithm", {"name": "discover", "rounds": 7}),
         (("--n-init", 2), "algorithm", {"name": "ifca", "k": 4, "rounds": 60, "n_init": 2}),
         (("--algorithm", "global"), "algorithm", {"name": "global", "rounds": 60}),
         (("--algorithm", "local", "--rounds", 7), "algorithm", {"name": "local", "rounds": 7}),
@@ -242,9 +248,19 @@ def test_options_come_before_the_file(asked, tmp_path):
     assert asked("--config", config, "--algorithm", "ifca")[0].algorithm["k"] == 4
 
 
+def test_a_file_or_a_folder_of_the_users_own_is_named_like_a_data_set(asked, tmp_path):
+    experiment, folder, _ = asked("--data", "plant/readings.csv", "--client", "machine", "--label", "fault")
+    table = {"name": "table", "source": "plant/readings.csv", "client": "machine", "label": "fault"}
+    assert experiment.data == table
+    assert str(folder.path) == "runs/discover-readings-0"
+    experiment, folder, _ = asked("--data", tmp_path, "--label", "fault", "--set", "data.test=0.5")
+    assert experiment.data == {"name": "folder", "path": str(tmp_path), "label": "fault", "test": 0.5}
+    assert folder.path.name == f"discover-{tmp_path.name}-0"
+
+
 def test_resuming_without_options_continues_the_default_run(asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    default = tmp_path / "runs" / "ifca-rotated-digits-0"
+    default = tmp_path / "runs" / "discover-rotated-digits-0"
     default.mkdir(parents=True)
     (default / "experiment.toml").write_text("[algorithm]\nname = 'ifca'\nk = 3\n")
     assert asked("--resume")[0].algorithm["k"] == 3
@@ -268,7 +284,7 @@ def test_help_tells_of_every_command_and_option():
             assert option.opts[0] in text
             if option.param_type_name == "option":  # older releases of Typer do not show that of an argument
                 assert option.help and option.help.replace("`", "").split(".")[0] in text
-    assert "[default: ifca]" in plain(invoke("run", "--help").stdout)
+    assert "[default: discover;" in plain(invoke("run", "--help").stdout)
     for arguments in ([], ["--help"]):
         text = plain(invoke(*arguments).stdout)
         assert "Find the groups hidden among federated clients" in text

@@ -252,6 +252,46 @@ def test_a_selection_is_bucketed_as_tightly_as_before(sizes, data):
     assert_same(chosen[np.argsort(positions)], shards[sorted(positions)])
 
 
+@pytest.mark.parametrize("seed", [None, 0, 5])
+def test_a_split_holds_some_examples_of_each_client_out(seed):
+    first, second = (shards := some()).split(0.3, seed)
+    assert first.ids.tolist() == shards.ids.tolist()
+    assert second.ids.tolist() == [f"c{i}" for i, n in enumerate(SIZES) if n > 1]
+    assert [b.x.shape for b in first.buckets] == [b.x.shape for b in shards.buckets]
+    for i, n in enumerate(SIZES):
+        out = min(max(1, int(0.3 * n)), n - 1)
+        assert first.sizes[i] == n - out
+        x, y = first.client(i)
+        if out:
+            other = second.client(int(second.positions([f"c{i}"])[0]))
+            x, y = np.concatenate([x, other[0]]), np.concatenate([y, other[1]])
+        own = shards.client(i)
+        order = np.lexsort(own[0].T), np.lexsort(x.T)
+        if seed is None:
+            np.testing.assert_array_equal(x, own[0])
+        for a, b in zip(own, (x, y), strict=True):
+            np.testing.assert_array_equal(a[order[0]], b[order[1]])
+
+
+def test_a_split_is_the_same_whoever_else_is_there_and_another_for_another_seed():
+    shards = some()
+    for one, other in zip(shards.split(), shards[[7, 3, 2]].split(), strict=True):
+        where = one.positions(["c7", "c3", "c2"])
+        for i, at in enumerate(where):
+            np.testing.assert_array_equal(one.client(at)[0], other.client(i)[0])
+    drawn = {shards.split(seed=seed)[1].client(-1)[0].tobytes() for seed in range(4)}
+    assert len(drawn) == 4
+    each = [tiny([10] * 400).split(seed=seed)[1] for seed in range(2)]
+    counts = np.bincount(np.concatenate([x for part in each for x, _ in part]), minlength=10)
+    assert counts.sum() == 1600 and (abs(counts - 160) < 60).all()  # 5 deviations
+
+
+def test_a_split_needs_two_examples_and_a_share():
+    refuses("every client has one example only", tiny([1, 1]).split)
+    for share in (0, 1, float("nan")):
+        refuses("share must be between 0 and 1", tiny([3, 1]).split, share)
+
+
 def test_positions_finds_ids_of_either_type():
     assert some().positions(["c3", "c0"]).tolist() == [3, 0]
     assert Shards.from_lists(*lists([1, 2])).positions(["1", 0]).tolist() == [1, 0]

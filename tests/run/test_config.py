@@ -39,7 +39,7 @@ def test_the_defaults_are_a_whole_experiment():
     data = experiment.make_data()
     decided = experiment.decided(data.train.spec)
     assert data.name == "rotated digits" and len(data.train) == 40
-    assert decided.make_algorithm() == ct.IFCA(k=4, rounds=60, n_init=5)
+    assert decided.make_algorithm() == ct.Discover(rounds=60)
     learner = decided.make_learner()
     assert learner.local == ct.SGD(lr=0.1, steps=10) and learner.augment is None
     assert learner.for_data(data.train.spec).loss == "cross_entropy"
@@ -47,9 +47,9 @@ def test_the_defaults_are_a_whole_experiment():
 
 
 def test_reading_an_experiment_leaves_the_defaults_alone():
-    Experiment.read({}).algorithm["k"] = 99
+    Experiment.read({}).algorithm["rounds"] = 99
     Experiment().local["lr"] = 99
-    assert DEFAULTS["algorithm"]["k"] == 4 and DEFAULTS["local"]["lr"] == 0.1
+    assert DEFAULTS["algorithm"]["rounds"] == 60 and DEFAULTS["local"]["lr"] == 0.1
 
 
 def test_a_file_decides_every_part(tmp_path):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.errors import clear_errors
+from coterie.cli.options import Client, Data, Label, data_settings
 from coterie.evaluate.groups import groups as test
 from coterie.run.config import Experiment, setting, with_options
 
@@ -19,6 +20,9 @@ def groups(
         Path | None,
         typer.Option(help="An experiment file (TOML), of which data, model and local update count."),
     ] = None,
+    data: Data = None,
+    client: Client = None,
+    label: Label = None,
     rounds: Annotated[int, typer.Option(help="Of the training of the models that are compared.")] = 20,
     seed: Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")] = None,
     set_: Annotated[
@@ -34,7 +38,7 @@ def groups(
     """
     with clear_errors():
         content = {} if config is None else Experiment.from_file(config)
-        given = [] if seed is None else [("seed", seed)]
+        given = data_settings(data, client, label) + ([] if seed is None else [("seed", seed)])
         experiment = Experiment.read(with_options(content, [*given, *map(setting, set_ or [])]))
         train = experiment.make_data().train
         learner = experiment.decided(train.spec).make_learner()

@@ -20,6 +20,7 @@ import coterie
 from coterie import registry
 from coterie.cli import flower, groups, reproduce
 from coterie.cli.errors import clear_errors
+from coterie.cli.options import Client, Data, Label, data_settings
 from coterie.cli.stop import stoppable
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.run import processes as several
@@ -62,19 +63,23 @@ def run(
         Path | None, typer.Option(help="An experiment file (TOML). Options override it.")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help=f"{', '.join(registry.PARTS['algorithm'])}.  [default: ifca]")
+        str | None,
+        typer.Option(
+            help=f"{', '.join(registry.PARTS['algorithm'])}.  [default: discover; ifca where --k is given]"
+        ),
     ] = None,
-    k: Annotated[int | None, typer.Option(help="Clusters to look for.  [default: 4]")] = None,
+    k: Annotated[
+        int | None, typer.Option(help="Clusters to look for, by a method that has to be told.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds.  [default: 60]")] = None,
-    n_init: Annotated[int | None, typer.Option(help="Restarts side by side.  [default: 5]")] = None,
+    n_init: Annotated[int | None, typer.Option(help="Restarts side by side.  [default: 5, of ifca]")] = None,
     participation: Annotated[
         str | None,
         typer.Option(help="Clients per round: a fraction like 0.1, or a number like 20.  [default: 1.0]"),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help=f"{', '.join(registry.PARTS['data'])}.  [default: rotated-digits]"),
-    ] = None,
+    data: Data = None,
+    client: Client = None,
+    label: Label = None,
     clients: Annotated[int | None, typer.Option(help="Clients in the data set.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")] = None,
     set_: Annotated[
@@ -105,7 +110,8 @@ def run(
 ) -> None:
     """Run an experiment: find groups, train one model per group, compare with one model for all and one each.
 
-    With no options at all: IFCA on rotated digits. Everything is written to a run folder as it happens; a run
+    With no options at all: `Discover`, which is not told how many groups there are, on rotated digits; with
+    `--k`, IFCA. Everything is written to a run folder as it happens; a run
     that was interrupted, however it happened, continues with `--resume --out FOLDER` and ends the same.
 
     Started by `srun` or `mpirun`, or so many times with an address and a rank, it is one run over the devices
@@ -117,9 +123,8 @@ def run(
     with clear_errors(silent=(CoterieError,) if own and not own.first else ()):
         if resume and overwrite:
             raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them.")
-        options = _options(
-            algorithm, k, rounds, n_init, participation, data, clients, seed, baselines, set_ or []
-        )
+        options = _options(algorithm, k, rounds, n_init, participation, clients, seed, baselines, set_ or [])
+        options = [*data_settings(data, client, label), *options]
         content = _merged(config, options, resume, out)
         experiment = Experiment.read(content)
         folder = RunFolder(out or _default_out(experiment))
@@ -173,7 +178,6 @@ def _options(
     rounds: int | None,
     n_init: int | None,
     participation: str | None,
-    data: str | None,
     clients: int | None,
     seed: int | None,
     baselines: str | None,
@@ -184,7 +188,6 @@ def _options(
     names = None if baselines is None else [] if baselines == "none" else re.split(r"\s*,\s*", baselines)
     given = {
         "algorithm.name": algorithm,
-        "data.name": data,
         "algorithm.k": k,
         "algorithm.rounds": rounds,
         "algorithm.n_init": n_init,
@@ -209,7 +212,9 @@ def _merged(config: Path | None, options: list[tuple[str, Any]], resume: bool, o
 
 
 def _default_out(experiment: Experiment) -> Path:
-    return Path("runs") / f"{experiment.algorithm['name']}-{experiment.data['name']}-{experiment.seed}"
+    data = experiment.data
+    of = Path(str(data.get("source") or data.get("path") or data["name"])).stem  # a user's file by its name
+    return Path("runs") / f"{experiment.algorithm['name']}-{of}-{experiment.seed}"
 
 
 def main() -> None:

@@ -316,6 +316,44 @@ class Shards:
                 )
         return Shards(self.ids[positions], self.spec, buckets, self.preparation)
 
+    def split(self, share: float = 0.2, seed: int | None = 0) -> tuple[Shards, Shards]:
+        """Two parts of every client's examples: all but some, and those, to choose settings by.
+
+        The second part has this share of them, rounded down, but one at least; not of clients who have one
+        example in all, who are not in it. They are drawn at random, or, where `seed` is None, the last ones.
+        The first part is as wide as these shards: what was compiled for the one serves for the other.
+        """
+        if not 0 < share < 1:
+            raise DataError(f"share must be between 0 and 1, not {share!r}.")
+        held = np.minimum(np.maximum(1, (share * self.sizes + 1e-9).astype(np.int64)), self.sizes - 1)
+        if not held.any():
+            raise DataError("every client has one example only: there is nothing to split.")
+        first, second = [], []
+        new = np.cumsum(held > 0) - 1
+        for b in self.buckets:
+            x, y = (b.x, b.y) if seed is None else self._shuffled(b, seed)
+            out = held[b.clients]
+            left = b.sizes - out
+            first.append(Bucket(x, y, left.astype(np.int32), b.clients))
+            rows = np.flatnonzero(out)
+            if len(rows):
+                at = rows[:, None], _padded(left[rows], out[rows], int(out.max()))
+                second.append(Bucket(x[at], y[at], out[rows].astype(np.int32), new[b.clients[rows]]))
+        done = self.preparation
+        return (
+            Shards(self.ids, self.spec, first, done),
+            Shards(self.ids[held > 0], self.spec, second, done),
+        )
+
+    def _shuffled(self, bucket: Bucket, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The examples of each of its clients in an order that depends on its id alone."""
+        place = np.arange(bucket.capacity)
+        each = self.tokens[bucket.clients][:, None] ^ keys.lots("places", place.astype(np.uint64))
+        lots = keys.lots(f"split/{seed}", each)
+        lots[place >= bucket.sizes[:, None]] = np.iinfo(np.uint64).max  # padding stays behind them
+        order, rows = np.argsort(lots, axis=1, kind="stable"), np.arange(len(lots))[:, None]
+        return bucket.x[rows, order], bucket.y[rows, order]
+
     def positions(self, ids: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Where the given client ids stand in `self.ids`."""
         ids = np.asarray(ids)

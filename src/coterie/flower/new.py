@@ -31,6 +31,14 @@ name = "nodes"
 target = "y" # the column of targets; whole numbers in it are class labels
 # classes = 2 # the number of classes, if it is not the largest label that a node has, plus one
 """
+TOLD = """name = "ifca"
+k = 2
+rounds = 10
+n_init = 5
+"""
+UNTOLD = """name = "discover" # finds out how many groups there are, in some 100 exchanges with nodes
+rounds = 20
+"""
 
 
 def new_project(folder: Path, nodes: int, own_data: bool = False) -> list[Path]:
@@ -55,6 +63,7 @@ def new_project(folder: Path, nodes: int, own_data: bool = False) -> list[Path]:
         "nodes": str(nodes),
     }
     values["data"] = Template(OWN if own_data else TRIAL).substitute(values)
+    values["algorithm"] = UNTOLD if own_data else TOLD
     values["nodes_or_data"] = "--data FOLDER-OF-FILES" if own_data else f"--nodes {nodes}"
     written = []
     for source, target in FILES.items():

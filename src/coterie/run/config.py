@@ -24,9 +24,10 @@ Section = dict[str, Any]
 KINDS = ("data", "model", "local", "augment", "algorithm")
 DEFAULTS: dict[str, Section] = {
     "data": {"name": "rotated-digits"},
-    "algorithm": {"name": "ifca", "k": 4, "rounds": 60, "n_init": 5},
+    "algorithm": {"name": "discover", "rounds": 60},
     "local": {"name": "sgd", "lr": 0.1, "steps": 10},
 }
+TOLD = {"name": "ifca", "k": 4, "rounds": 60, "n_init": 5}  # what it is where a setting of its own is given
 
 
 class Experiment(BaseModel):
@@ -167,7 +168,10 @@ def _parts(fields: Mapping[str, Any]) -> int:
 
 def with_options(content: Section, options: Iterable[tuple[str, Any]]) -> Section:
     """The content of an experiment file with other values for some keys, such as ("local.lr", 0.05)."""
-    content = dict(content)
+    content, options = dict(content), list(options)
+    given = {key for key, _ in options}
+    if not given.isdisjoint({"algorithm.k", "algorithm.n_init"}) and "algorithm.name" not in given:
+        content.setdefault("algorithm", TOLD)
     for key, value in options:
         section, _, name = key.rpartition(".")
         if not section:
@@ -178,9 +182,9 @@ def with_options(content: Section, options: Iterable[tuple[str, Any]]) -> Sectio
             continue  # not a section: refused by its key when the content is read
         if name == "name" and current.get("name") != value:
             # another part: settings of the former one mean nothing to it
-            defaults = DEFAULTS.get(section, {})
+            usual = next((d for d in (*DEFAULTS.values(), TOLD) if d["name"] == value), None)
             current = {"rounds": current["rounds"]} if section == "algorithm" and "rounds" in current else {}
-            current = dict(defaults) if defaults.get("name") == value else current
+            current = dict(usual) if usual else current
         content[section] = {**current, name: value}
     return content
 

@@ -13,7 +13,7 @@ from coterie.papers.reproduce import reproduce
 from coterie.papers.srfca.authors import AUTHORS, METHODS
 from coterie.papers.srfca.comparison import TUNING_DRAW
 from coterie.papers.srfca.methods import TEXT, Method
-from coterie.papers.srfca.populations import POPULATIONS, parted
+from coterie.papers.srfca.populations import POPULATIONS
 from coterie.papers.srfca.tables import inside_the_grids
 
 FEW = ("srfca", "srfca-equal", "local", "ifca")
@@ -116,7 +116,7 @@ def test_step_sizes_with_which_training_diverges_are_not_chosen():
 
 def test_a_fifth_of_each_clients_training_examples_is_held_out():
     data = POPULATIONS["rotated"].make(8, 0)
-    fit, held_out = parted(data.train)
+    fit, held_out = data.train.split(0.2, seed=None)
     assert fit.ids.tolist() == held_out.ids.tolist() == data.train.ids.tolist()
     for i, (x, y) in enumerate(data.train):
         a, b = fit.client(i), held_out.client(i)

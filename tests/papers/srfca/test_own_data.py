@@ -117,11 +117,10 @@ def test_rounds_of_one_step_are_one_round_of_many_where_nothing_else_is_kept():
 RUNS = [
     ("text", "inverted-mnist", None),
     ("authors", "inverted-mnist", None),
-    ("text", "rotated-mnist", ("global", "srfca")),
     ("authors", "rotated-mnist", ("ifca",)),
-    ("text", "rotated-cifar10", ("srfca",)),
+    ("text", "rotated-cifar10", ("local-kmeans",)),
     ("authors", "label-cifar10", ("srfca-released",)),
-    ("text", "femnist", ("srfca", "fedsoft")),
+    ("text", "femnist", ("fedsoft",)),
     ("text", "shakespeare", ("one-shot-ifca",)),
 ]
 

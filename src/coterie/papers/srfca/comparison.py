@@ -26,7 +26,7 @@ from coterie.papers.srfca.authors import METHODS
 from coterie.papers.srfca.costs import cost
 from coterie.papers.srfca.course import Stages, course
 from coterie.papers.srfca.methods import Method, Problem
-from coterie.papers.srfca.populations import POPULATIONS, parted
+from coterie.papers.srfca.populations import POPULATIONS
 from coterie.papers.srfca.tuning import GRIDS, Settings, Tried, search
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Compared(Experiment):
             chosen = {name: GRIDS[name].middle for name in method.tuned}
             return chosen, {name: [value] for name, value in chosen.items()}
         data = drawn(self, population, seed * 1000 + TUNING_DRAW)
-        fit, held_out = parted(data.train)
+        fit, held_out = data.train.split(0.2, seed=None)
 
         def loss(settings: Settings) -> float:
             algorithm = self.algorithm(population, method, settings, data)

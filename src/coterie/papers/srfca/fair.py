@@ -23,7 +23,6 @@ from coterie.papers.experiment import Arrays, Point
 from coterie.papers.seeds import SEPARATE, Claim, Seeds
 from coterie.papers.srfca.costs import cost
 from coterie.papers.srfca.methods import TEXT, Method, Problem
-from coterie.papers.srfca.populations import parted
 from coterie.papers.srfca.published import NAMES
 from coterie.papers.srfca.setups import Setup, clients, learner
 from coterie.papers.srfca.trial import Clients, drawn, served
@@ -130,7 +129,7 @@ def _loss(data: str, setup: Setup, name: str, seed: int, rate: float) -> float:
 @lru_cache(maxsize=1)
 def _validation(data: str, setup: Setup, seed: int) -> Clients:
     made = clients(data, setup, seed)
-    fit, held_out = parted(made.train)
+    fit, held_out = made.train.split(0.2, seed=None)
     return Clients(made, *(Simulation(shards, precision=setup.precision) for shards in (fit, held_out)))
 
 

@@ -113,19 +113,3 @@ POPULATIONS = {
         said="nothing",
     ),
 }
-
-
-def parted(train: Shards) -> tuple[Shards, Shards]:
-    """Every client's examples but the last fifth, and the last fifth (one at least)."""
-    first, last = [], []
-    for x, y in train:
-        cut = min(len(x) - 1, len(x) - len(x) // 5)
-        first.append((x[:cut], y[:cut]))
-        last.append((x[cut:], y[cut:]))
-
-    def shards(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Shards:
-        xs, ys = zip(*pairs, strict=True)
-        spec = train.spec
-        return Shards.from_lists(xs, ys, train.ids.tolist(), classes=spec.classes, scale=spec.scale)
-
-    return shards(first), shards(last)
