@@ -38,9 +38,7 @@ def carried(train, group, by_examples=False, drop=0.0):
 @pytest.mark.parametrize(
     ("seed", "k", "noise", "group"),
     [
-        pytest.param(0, 2, 0.3, np.arange(12) // 2, marks=pytest.mark.slow),
         pytest.param(1, 3, 0.5, np.arange(12) % 5, marks=pytest.mark.slow),
-        pytest.param(2, 1, 1.0, np.arange(12) // 3, marks=pytest.mark.slow),
         pytest.param(3, 3, 1.5, np.arange(12) // 2, marks=pytest.mark.slow),
         pytest.param(4, 4, 0.1, np.arange(12), marks=pytest.mark.slow),
     ],
@@ -108,10 +106,9 @@ def test_srfca_sees_groups_in_which_nobody_has_examples_enough_to_train_alone(k)
 @pytest.mark.slow
 def test_of_networks_few_images_are_enough():
     learner = ct.Learner(ct.models.MLP(hidden=(32,)), local=ct.SGD(lr=0.1, steps=10))
-    for rotations in ((0, 90, 180, 270), (0,)):
-        data = ct.data.rotated_digits(clients=24, rotations=rotations, examples=20, seed=4)
-        found = ct.SRFCA(rounds=15).fit(data.train, learner, seed=0)
-        assert found.k == len(rotations) and ct.metrics.misclustering(found.assignment, data.truth) == 0
+    data = ct.data.rotated_digits(clients=24, rotations=(0, 90, 180, 270), examples=20, seed=4)
+    found = ct.SRFCA(rounds=15).fit(data.train, learner, seed=0)
+    assert found.k == 4 and ct.metrics.misclustering(found.assignment, data.truth) == 0
 
 
 @pytest.mark.slow

@@ -297,21 +297,16 @@ def assert_each_client_draws_the_same(rule, augment, some, **simulation):
         np.testing.assert_allclose(weight, FOUND[rule, augment][client], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "rule, augment",
-    [pytest.param("whole", AUGMENTS[0], marks=pytest.mark.slow), ("minibatches", AUGMENTS[1])],
-)
-def test_neither_order_nor_batch_nor_devices_nor_other_clients_change_what_a_client_draws(rule, augment):
-    two, one = jax.local_devices()[:2], jax.local_devices()[:1]
-    assert_each_client_draws_the_same(rule, augment, SHARDS[[3, 6, 0, 5, 1, 4, 2]], batch=2, devices=two)
+def test_neither_order_nor_batch_nor_devices_nor_other_clients_change_what_a_client_draws():
     # without the largest two there is less padding
-    assert_each_client_draws_the_same(rule, augment, SHARDS[[5, 2, 0]], batch=1, devices=one)
+    two = jax.local_devices()[:2]
+    assert_each_client_draws_the_same("minibatches", AUGMENTS[0], SHARDS[[5, 2, 0]], batch=1, devices=two)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("augment", AUGMENTS, ids=lambda augment: type(augment).__name__)
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=10, deadline=None, database=None)
+@settings(max_examples=4, deadline=None, database=None)
 @given(
     order=st.permutations(range(len(SIZES))),
     count=st.integers(1, len(SIZES)),
@@ -333,6 +328,7 @@ def test_images_of_one_byte_a_pixel_are_augmented_as_they_are_seen():
             np.testing.assert_allclose(bytes_[client], floats[client], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clusters_are_chosen_by_losses_that_are_the_same_each_time():
     learner = ct.Learner(Linear(), local=ct.SGD(0.1, steps=1), augment=ct.Crop(3, pad=2))
     found = ct.IFCA(k=2, rounds=2, n_init=2).fit(SHARDS, learner, seed=0)

@@ -128,6 +128,8 @@ CASES = {
 VARIANTS = {
     "ifca, one shot, frozen weights",
     "ifca, revived",
+    "ifca, a network",
+    "fedx, soft, moment descent",
     "ifca, components",
     "ifca, images changed at random",
     "srfca, then FedProx",

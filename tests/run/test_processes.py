@@ -56,7 +56,7 @@ def test_half_a_seat_is_refused(given, environment, sentence):
         seat(*given, environment)
 
 
-ROUNDS = 600
+ROUNDS = 300
 SETTINGS = ["--clients", "11", "--k", "2", "--n-init", "1", "--baselines", "local", "--rounds", str(ROUNDS)]
 SETTINGS += ["--set", "local.lr=0.02", "--set", "data.rotations=[0, 90]"]
 SETTINGS += ["--set", "model.name=mlp", "--set", "model.hidden=[8]"]
