@@ -20,6 +20,8 @@ from coterie.algorithms import (
 from coterie.clustering import Clustering, Evaluation, load
 from coterie.data import Federated, Shards
 from coterie.evaluate import metrics
+from coterie.evaluate.compare import compare
+from coterie.evaluate.comparison import Comparison
 from coterie.evaluate.groups import groups
 from coterie.federation import Simulation
 from coterie.federation.devices import use_every_core
@@ -41,6 +43,7 @@ __all__ = [
     "SRFCA",
     "Algorithm",
     "Clustering",
+    "Comparison",
     "Components",
     "Crop",
     "Discover",
@@ -68,6 +71,7 @@ __all__ = [
     "Shards",
     "Simulation",
     "TrimmedMean",
+    "compare",
     "data",
     "errors",
     "groups",

@@ -274,7 +274,7 @@ def test_resuming_without_options_continues_the_default_run(asked, tmp_path, mon
 
 def test_help_tells_of_every_command_and_option():
     command = typer.main.get_command(app)
-    assert set(command.commands) == {"run", "report", "reproduce", "groups", "flower"}
+    assert set(command.commands) == {"run", "report", "reproduce", "groups", "compare", "flower"}
     for name, sub in command.commands.items():
         answer = invoke(name, "--help")
         text = plain(answer.stdout)

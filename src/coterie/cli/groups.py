@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -43,4 +42,4 @@ def groups(
         train = experiment.make_data().train
         learner = experiment.decided(train.spec).make_learner()
         found = test(train, learner, rounds=rounds, seed=experiment.seed)
-        print(json.dumps({"any": found.any, **asdict(found)}) if json_ else found)
+        print(json.dumps(found.to_json()) if json_ else found)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import coterie
 from coterie import registry
-from coterie.cli import flower, groups, reproduce
+from coterie.cli import compare, flower, groups, reproduce
 from coterie.cli.errors import clear_errors
 from coterie.cli.options import Client, Data, Label, data_settings
 from coterie.cli.stop import stoppable
@@ -40,6 +40,7 @@ app = typer.Typer(
 app.add_typer(flower.app, name="flower")
 app.command()(reproduce.reproduce)
 app.command()(groups.groups)
+app.command()(compare.compare)
 
 
 def _version(wanted: bool) -> None:
@@ -212,9 +213,7 @@ def _merged(config: Path | None, options: list[tuple[str, Any]], resume: bool, o
 
 
 def _default_out(experiment: Experiment) -> Path:
-    data = experiment.data
-    of = Path(str(data.get("source") or data.get("path") or data["name"])).stem  # a user's file by its name
-    return Path("runs") / f"{experiment.algorithm['name']}-{of}-{experiment.seed}"
+    return Path("runs") / f"{experiment.algorithm['name']}-{experiment.called}-{experiment.seed}"
 
 
 def main() -> None:

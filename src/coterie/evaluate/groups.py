@@ -8,7 +8,8 @@ with whose first: what the halves of the same clients gave is one draw among tho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -75,6 +76,17 @@ class Groups:
     def any(self) -> bool:
         """Whether clients are not all alike, and gain by models of their groups."""
         return self.p <= LEVEL and self.loss.low > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"any": self.any, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Groups:
+        """The inverse of `to_json`."""
+        accuracy, (first, second) = content["accuracy"], content["found"]
+        more = None if accuracy is None else Gain(*accuracy)
+        return cls(content["p"], Gain(*content["loss"]), more, (first, second))
 
     def __str__(self) -> str:
         if self.found == (1, 1):

@@ -107,6 +107,11 @@ class Experiment(BaseModel):
             }
         )
 
+    @property
+    def called(self) -> str:
+        """What folders are called after: the data set, or the user's own file."""
+        return Path(str(self.data.get("source") or self.data.get("path") or self.data["name"])).stem
+
     def make_data(self) -> Federated:
         """The data set."""
         settings = settings_of(self.data)

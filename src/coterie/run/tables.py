@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie.evaluate.comparison import ONE_EACH, ONE_FOR_ALL, Comparison
+from coterie.evaluate.groups import Gain
 from coterie.run.summary import Summary, human_bytes
 
 NAMES = 20  # clients of a group that are named
@@ -51,7 +53,48 @@ def show_summary(console: Console, summary: Summary) -> None:
     if summary.matrix:
         console.print(_matrix(summary))
     if summary.members:
-        console.print(_members(summary.found, summary.members))
+        show_members(console, summary.found, summary.members)
+
+
+def show_comparison(console: Console, found: Comparison) -> None:
+    """Print the methods of a comparison side by side, what to make of it, and who belongs together."""
+    table = Table(
+        title=f"{found.data}, {len(found.found.ids)} clients, held-out examples",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("method", no_wrap=True)
+    for title in ("accuracy" if found.classifies else "loss", "over global", "over local", "groups", "alike"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in found.rows:
+        value = row.loss if row.accuracy is None else row.accuracy
+        table.add_row(
+            row.method,
+            f"{value:.4f}" if row.accuracy is None else f"{value:.1%}",
+            "–" if row.method == ONE_FOR_ALL else _gain(row.over_global, found.classifies),
+            "–" if row.method == ONE_EACH else _gain(row.over_local, found.classifies),
+            f"{row.groups:.3g}",
+            _number(row.agreement, "{:.2f}"),
+            style="bold" if row.method == found.grouping else None,
+        )
+    console.print(table)
+    points = " (points)" if found.classifies else ""
+    console.print(
+        f"[dim]over: what a client gains{points}, with a 95 % interval; alike: groups of two seeds[/]"
+    )
+    console.print(f"(adjusted Rand index); model: {found.model}\n", style="dim")
+    console.print(str(found), highlight=False)
+    if found.groups.any:
+        console.print()
+        own = found.found
+        groups = [j for j, size in enumerate(own.sizes) if size]
+        show_members(console, groups, [[*map(str, own.ids[own.assignment == j])] for j in groups])
+
+
+def _gain(gain: Gain, points: bool) -> str:
+    scale, form = (100, ".1f") if points else (1, ".3f")
+    return f"{scale * gain.mean:+{form}} ± {scale * (gain.high - gain.mean):{form}}"
 
 
 def _matrix(summary: Summary) -> Table:
@@ -65,12 +108,13 @@ def _matrix(summary: Summary) -> Table:
     return table
 
 
-def _members(found: Sequence[int], members: Sequence[Sequence[str]]) -> Table:
+def show_members(console: Console, found: Sequence[int], members: Sequence[Sequence[str]]) -> None:
+    """Print who is in which group."""
     table = Table(title="Who belongs together", title_justify="left", box=SIMPLE_HEAD, show_header=False)
     for cluster, names in zip(found, members, strict=True):
         more = f" and {len(names) - NAMES:,} more" if len(names) > NAMES else ""
         table.add_row(f"group {cluster}", Text(", ".join(names[:NAMES]) + more))
-    return table
+    console.print(table)
 
 
 def _number(value: float | None, form: str) -> str:
