@@ -43,7 +43,7 @@ def compare(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the table and the answer as JSON.")] = False,
 ) -> None:
-    """Are these clients all alike, or are there groups, and what is gained by treating them apart?
+    """Compare methods: are clients all alike, or are there groups, and what is gained by treating them apart?
 
     Runs one model for all, one for each client, and methods that find groups, with as many local updates and
     settings that are chosen alike, and says in words what to make of it. For example:

@@ -165,7 +165,8 @@ class Comparison:
                 more = alone.over_global.words(of, scale, form)
                 said.append(f"Each is served best by a model of its own: it gains {more} over one for all.")
             else:
-                said.append(f"One model serves everyone: the best grouping, {row.method}, gains {gain}.")
+                best = "" if row.groups == 1 else f": the best grouping, {row.method}, gains {gain}"
+                said.append(f"One model serves everyone{best}.")
             return said
         said = [f"There are groups (p = {self.groups.p:.2g}): {row.method} finds {row.groups:.3g}."]
         said.append(f"A client gains {gain} over one model for all")
