@@ -27,7 +27,7 @@ def population(k, seed=0):
 # -- what is said --------------------------------------------------------------------------------------------
 
 
-def made_up(any_=True, local=0.05, method="ifca"):
+def made_up(any_=True, local=0.05, groups=2):
     """A comparison of which it is given what came out."""
     none, gain = Gain(0.0, 0.0, 0.0), Gain(0.1, 0.06, 0.14)
     alone = Gain(local, local - 0.02, local + 0.02)
@@ -42,7 +42,7 @@ def made_up(any_=True, local=0.05, method="ifca"):
     rows = (
         row("global", 1, 0.8, none, minus),
         row("local", 4, 0.8 + local, alone, none),
-        row(method, 2, 0.9, gain, over_local),
+        row("ifca", groups, 0.9, gain, over_local),
     )
     each = pd.DataFrame(
         {
@@ -55,8 +55,8 @@ def made_up(any_=True, local=0.05, method="ifca"):
             "local": [0.7, 0.7, 0.7, 0.7],
         }
     )
-    groups = Groups(0.001 if any_ else 0.6, gain if any_ else none, gain if any_ else none, (2, 2))
-    return Comparison("things", rows, method, method, groups, None, "linear", each)
+    seen = Groups(0.001 if any_ else 0.6, gain if any_ else none, gain if any_ else none, (2, 2))
+    return Comparison("things", rows, "ifca", "ifca", seen, None, "linear", each)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,7 @@ def made_up(any_=True, local=0.05, method="ifca"):
             "accuracy (95 %: 0.0 to 0.0). One model serves everyone: the best grouping, ifca, gains 10.0 "
             "points (95 %: 6.0 to 14.0).",
         ),
+        (made_up(any_=False, local=-0.05, groups=1), "0.0 to 0.0). One model serves everyone."),
         (
             made_up(any_=False),
             "Each is served best by a model of its own: it gains 5.0 points (95 %: 3.0 to 7.0)",
@@ -91,7 +92,7 @@ def test_what_came_out_is_said_in_words(comparison, sentences):
 def test_a_client_is_explained():
     found = made_up()
     assert found.explain("a") == (
-        "a is in group 0, with 1 others (ifca). On its held-out examples the loss is 0.1 under the model of "
+        "a is in group 0, with 1 other (ifca). On its held-out examples the loss is 0.1 under the model of "
         "its group, 0.6 under that of the next best, 0.6 under one model for all, 0.7 under its own. From "
         "seed to seed 100% of its company is the same."
     )

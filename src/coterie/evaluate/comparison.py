@@ -13,6 +13,7 @@ from coterie import storage
 from coterie.clustering.result import Clustering
 from coterie.errors import SettingError
 from coterie.evaluate.groups import Gain, Groups
+from coterie.words import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +140,7 @@ class Comparison:
             raise SettingError(f"there is no client {client!r} that was judged.")
         row = mine.iloc[0]
         others = int((self.per_client["group"] == row["group"]).sum()) - 1
-        said = [f"{client} is in group {row['group']}, with {others} others ({self.grouping})."]
+        said = [f"{client} is in group {row['group']}, with {count(others, 'other')} ({self.grouping})."]
         losses = f"On its held-out examples the loss is {row['loss']:.3g} under the model of its group"
         if np.isfinite(row["margin"]):
             losses += f", {row['loss'] + row['margin']:.3g} under that of the next best"
