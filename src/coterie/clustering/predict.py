@@ -43,7 +43,7 @@ def predict(found: Clustering, rows: Any, client: Any, cluster: int | None) -> p
             )
     own = found.personal is not None and cluster is None
     which, models = (at, found.personal) if own else (clusters, found.models)
-    outputs = _outputs(found.learner, models, which, found.spec.seen(x))
+    outputs = outputs_of(found.learner, models, which, found.spec.seen(x))
     content: dict[str, Any] = {} if who is None else {"client": who}
     content |= {"cluster": clusters}
     classes = found.spec.classes
@@ -83,7 +83,9 @@ def _read(
     return prepared.x(table), who, prepared.label
 
 
-def _outputs(learner: Learner, models: PyTree, which: Int[np.ndarray, " rows"], x: np.ndarray) -> np.ndarray:
+def outputs_of(
+    learner: Learner, models: PyTree, which: Int[np.ndarray, " rows"], x: np.ndarray
+) -> np.ndarray:
     """What each row's model gives for it."""
     found: np.ndarray | None = None
     for number in np.unique(which):

@@ -25,6 +25,7 @@ from coterie.data.federated import Federated
 from coterie.data.shards import Shards, places
 from coterie.errors import LearnerError, RunFolderError, SettingError, whole_number
 from coterie.evaluate.comparison import ONE_EACH, ONE_FOR_ALL, Comparison, Row
+from coterie.evaluate.differences import differences
 from coterie.evaluate.groups import Gain, Groups, groups
 from coterie.evaluate.metrics import adjusted_rand
 from coterie.federation.simulation import Simulation
@@ -145,6 +146,7 @@ def compare(
         judged[grouping][0].found,
         model,
         _per_client(grouping, judged, held_out),
+        differences(judged[grouping][0].found, train, seed),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from coterie import storage
 from coterie.clustering.result import Clustering
 from coterie.errors import SettingError
+from coterie.evaluate.differences import Differences
 from coterie.evaluate.groups import Gain, Groups
 from coterie.words import count
 
@@ -62,6 +63,8 @@ class Comparison:
         One row per client: its group; by how much the model of the second-best group is worse on its held-out
         examples (`margin`); how much of its company is the same for two seeds (`company`, from 0 to 1); and
         its held-out loss under its group's model, under one model for all and under its own.
+    differences
+        What distinguishes the groups, where examples are rows of numbers: see `Differences`.
     """
 
     data: str
@@ -72,6 +75,7 @@ class Comparison:
     found: Clustering
     model: str
     per_client: pd.DataFrame
+    differences: Differences | None = None
 
     def __getitem__(self, method: str) -> Row:
         for row in self.rows:
@@ -179,4 +183,6 @@ class Comparison:
             said[-1] += f", but training alone is better still: {over} over it."
         else:
             said[-1] += f"; over training alone it is {over}, which is within chance."
+        if self.differences is not None:
+            said.append(str(self.differences))
         return said
