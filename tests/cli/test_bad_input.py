@@ -35,6 +35,21 @@ def refused(*arguments):
 def test_data_must_be_there_and_of_the_right_kind(tmp_path, arguments, message):
     assert refused("run", "--out", tmp_path / "run", "--data", *arguments).startswith(message)
     assert refused("groups", "--data", *arguments).startswith(message)
+    assert refused("compare", "--out", tmp_path / "run", "--data", *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "0"], "rounds must be a whole number from 1 up, not 0."),
+        (["--seeds", "0"], "seeds must be a whole number from 1 up, not 0."),
+        (["--config", "nowhere.toml"], "nowhere.toml cannot be read: No such file or directory."),
+    ],
+)
+def test_a_comparison_that_makes_no_sense_is_refused(tmp_path, arguments, message):
+    out = tmp_path / "run"
+    assert refused("compare", "--data", "mixed-regression", "--out", out, *arguments) == message
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

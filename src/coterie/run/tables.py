@@ -81,9 +81,11 @@ def show_comparison(console: Console, found: Comparison) -> None:
     console.print(table)
     points = " (points)" if found.classifies else ""
     console.print(
-        f"[dim]over: what a client gains{points}, with a 95 % interval; alike: groups of two seeds[/]"
+        f"over: what a client gains{points}, with a 95 % interval; alike: groups of two seeds (adjusted Rand "
+        f"index); model: {found.model}\n",
+        style="dim",
+        highlight=False,
     )
-    console.print(f"(adjusted Rand index); model: {found.model}\n", style="dim")
     console.print(str(found), highlight=False)
     if found.groups.any:
         console.print()
