@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
+
+PARTS = re.compile(r"([0-9]+)")  # numbers, and what is between them
 
 
 def count(number: int, noun: str) -> str:
     """`3 clients`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_order(names: Iterable[Any]) -> list[str]:
+    """Names as a reader counts: m2 before m10."""
+    return sorted(
+        map(str, names), key=lambda name: [int(p) if p.isdecimal() else p for p in PARTS.split(name)]
+    )
 
 
 def percent(text: Any) -> float | None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from coterie.evaluate.comparison import ONE_EACH, ONE_FOR_ALL, Comparison
 from coterie.evaluate.groups import Gain
 from coterie.run.summary import Summary, human_bytes
+from coterie.words import in_order
 
 NAMES = 20  # clients of a group that are named
 
@@ -115,7 +116,7 @@ def show_members(console: Console, found: Sequence[int], members: Sequence[Seque
     table = Table(title="Who belongs together", title_justify="left", box=SIMPLE_HEAD, show_header=False)
     for cluster, names in zip(found, members, strict=True):
         more = f" and {len(names) - NAMES:,} more" if len(names) > NAMES else ""
-        table.add_row(f"group {cluster}", Text(", ".join(names[:NAMES]) + more))
+        table.add_row(f"group {cluster}", Text(", ".join(in_order(names)[:NAMES]) + more))
     console.print(table)
 
 

@@ -12,7 +12,7 @@ from coterie.clustering.history import History
 from coterie.models import stacked
 from coterie.run.contents import Contents
 from coterie.run.report.words import LISTED, swatch
-from coterie.words import count
+from coterie.words import count, in_order
 
 NAMES = 60  # named one by one in a row
 ROWS = 24  # clients with rows of their own
@@ -72,7 +72,7 @@ def _row(head: str, *cells: str) -> str:
 
 
 def _names(ids: np.ndarray) -> str:
-    names = ", ".join(escape(str(name)) for name in ids[:NAMES])
+    names = ", ".join(map(escape, in_order(ids.tolist())[:NAMES]))
     return names + (f" and {len(ids) - NAMES:,} more" if len(ids) > NAMES else "")
 
 
