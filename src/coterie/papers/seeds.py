@@ -102,7 +102,7 @@ class Table(Experiment):
 
     def points(self) -> list[Point]:
         return [
-            Point(_named(name, trial), {**values, "trial": trial})
+            Point(named(name, trial), {**values, "trial": trial})
             for trial in range(self.trials)
             for name, values in self.computed().items()
         ]
@@ -126,7 +126,7 @@ class Table(Experiment):
     def over_seeds(self, results: Mapping[str, Arrays], name: str, what: str | None = None) -> Seeds:
         """A result of the entry of that name, by default the measure, for every seed that is there."""
         there = self._seeds(results, name)
-        return np.array([results[_named(name, trial)][what or self.measure] for trial in there])
+        return np.array([results[named(name, trial)][what or self.measure] for trial in there])
 
     def how_many(self, results: Mapping[str, Arrays]) -> str:
         """Of how many seeds there are results, for a caption."""
@@ -142,12 +142,12 @@ class Table(Experiment):
         there = [t for t in range(self.trials) if all(t in self._seeds(results, name) for name, _ in of)]
         if not there:
             return Finding(claim.paper, "not computed.", None)
-        values = [np.array([results[_named(name, t)][what] for t in there]) for name, what in of]
+        values = [np.array([results[named(name, t)][what] for t in there]) for name, what in of]
         found, agrees = claim.judge(*values)
         return Finding(claim.paper, found, None if self.scale == "smoke" else agrees)
 
     def _seeds(self, results: Mapping[str, Arrays], name: str) -> list[int]:
-        return [trial for trial in range(self.trials) if _named(name, trial) in results]
+        return [trial for trial in range(self.trials) if named(name, trial) in results]
 
     def shown(self, values: Seeds) -> str:
         """Mean and standard deviation, as people read them."""
@@ -182,7 +182,7 @@ class Table(Experiment):
     def _mean(self, results: Mapping[str, Arrays], name: str, what: str) -> float | None:
         """Of what is not the measure, and need not be there of every entry."""
         there = self._seeds(results, name)
-        if not there or what not in results[_named(name, there[0])]:
+        if not there or what not in results[named(name, there[0])]:
             return None
         return float(self.over_seeds(results, name, what).mean())
 
@@ -231,5 +231,6 @@ def all_of(*verdicts: bool | None) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _named(name: str, trial: int) -> str:
+def named(name: str, trial: int) -> str:
+    """What the point of an entry is called that has this seed."""
     return f"{name} seed {trial}"
