@@ -1,8 +1,9 @@
 """Tables of numbers over several seeds: what a paper prints beside what is found.
 
 Every number is computed seed by seed, and each of them is a point that is kept, first all numbers for the
-first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds. Where only
-some of the numbers are computed, the others are left open, as are the claims about them.
+first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds, unless the
+table says what is to be computed together. Where only some of the numbers are computed, the others are left
+open, as are the claims about them.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class Table(Experiment):
     measure: str = "accuracy"  # which result of a point the table has: a share, shown in per cent
     percent: bool = True
     also: tuple[str, ...] = ()  # further results, whose means are columns, too
+    # values by which points are computed together, all seeds of some before any of others: where they share
+    # programs that would take too much memory if all were kept
+    together: tuple[str, ...] = ()
 
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
@@ -101,11 +105,14 @@ class Table(Experiment):
         """What the paper says of the numbers."""
 
     def points(self) -> list[Point]:
-        return [
+        points = [
             Point(named(name, trial), {**values, "trial": trial})
             for trial in range(self.trials)
             for name, values in self.computed().items()
         ]
+        of = [tuple(point.values[value] for value in self.together) for point in points]
+        place = {one: i for i, one in enumerate(dict.fromkeys(of))}
+        return [point for _, point in sorted(zip(of, points, strict=True), key=lambda pair: place[pair[0]])]
 
     def computed(self) -> dict[str, Mapping[str, Any]]:
         """The names of the points of each seed, and what they are told."""

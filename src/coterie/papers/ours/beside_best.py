@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from coterie.papers.experiment import Arrays
 from coterie.papers.pictures import at_scale, titled
-from coterie.run.report.style import INK, MUTED, PALETTE
+from coterie.run.report.style import GRID, INK, MUTED, PALETTE
 
 if TYPE_CHECKING:
     from coterie.papers.ours.without_k import WithoutK
@@ -31,7 +31,7 @@ def beside_best(table: WithoutK, results: Mapping[str, Arrays]) -> Figure:
 
     methods = list(table.methods)
     place = {m: i + APART * ((i > 0) + (m in TOLD)) for i, m in enumerate(methods)}
-    best_at, right_at = (max(place.values()) + APART + more for more in (1.1, 2.1))
+    best_at, right_at = (max(place.values()) + APART + more for more in (1.1, 2.3))
     against = "the best method that is told nothing, Discover aside"
     number = (
         f"accuracy minus that of {against}, in points"
@@ -70,12 +70,12 @@ def beside_best(table: WithoutK, results: Mapping[str, Arrays]) -> Figure:
     heads = {
         **{place[m]: LABELS[m] for m in methods},
         best_at: "the best,\nuntold",
-        right_at: "Discover's\ngroups",
+        right_at: "groups:\nDiscover right",
     }
     axes.set_xticks(list(heads), [head.replace(", ", ",\n") for head in heads.values()], fontsize=8)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(table.names)), list(table.names))
-    axes.set_xlim(-0.55, right_at + 0.6)
+    axes.set_xlim(-0.55, right_at + 0.65)
     axes.set_ylim(len(table.names) - 0.45, -0.55)
     axes.tick_params(length=0, labelcolor=INK)
     axes.spines[:].set_visible(False)
@@ -90,7 +90,7 @@ def _cell(
         return
     gain = 100 * (mean - best) if points else np.log(best / mean)
     depth = PALE * np.clip(gain / DEEPEST[points], -1, 1)
-    axes.add_patch(Rectangle((x - 0.48, row - 0.45), 0.96, 0.9, color=COLOURS(0.5 + depth / 2), lw=0))
+    axes.add_patch(Rectangle((x - 0.48, row - 0.45), 0.96, 0.9, fc=COLOURS(0.5 + depth / 2), ec=GRID, lw=0.5))
     said = f"{gain:+.1f}".replace("-", "−") if points else _multiple(mean / best)
     axes.text(x, row, said, ha="center", va="center", fontsize=8, weight="bold" if bold else "normal")
 

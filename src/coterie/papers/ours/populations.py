@@ -199,12 +199,18 @@ def _regressions(seed: int, **settings: Any) -> Federated:
 
 
 def mixture(
-    k: int, clients: int, examples: int | Sequence[int], dim: int, noise: float, **more: Any
+    k: int,
+    clients: int,
+    examples: int | Sequence[int],
+    dim: int,
+    noise: float,
+    rate: float | None = None,
+    **more: Any,
 ) -> Population:
     """Linear regressions of k models."""
     make = partial(_regressions, k=k, clients=clients, examples=examples, dim=dim, noise=noise, **more)
-    learner = Learner(Linear(), "squared", SGD(lr=0.03 if dim > 20 else 0.08, steps=STEPS))
-    return Population(make, None if "spread" in more else k, learner)
+    local = SGD(lr=rate or (0.03 if dim > 20 else 0.08), steps=STEPS)
+    return Population(make, None if "spread" in more else k, Learner(Linear(), "squared", local))
 
 
 REGRESSIONS: dict[str, Population] = {
@@ -214,7 +220,12 @@ REGRESSIONS: dict[str, Population] = {
         for k in (1, 2, 3, 4, 5)
     },
     "3 of 10 coordinates, 2 to 60 examples": mixture(
-        3, 60, np.tile(np.geomspace(2, 60, 20).round().astype(int), 3).tolist(), 10, 0.1
+        3,
+        60,
+        np.tile(np.geomspace(2, 60, 20).round().astype(int), 3).tolist(),
+        10,
+        0.1,
+        rate=0.02,  # with more, a single example of ten coordinates is overshot
     ),
     "10 groups of 6": mixture(10, 60, 20, 20, 0.07),
     "alike, noise 0.7": mixture(1, 40, 20, 10, 0.7),

@@ -19,14 +19,15 @@ from coterie.evaluate.metrics import misclustering
 from coterie.papers.experiment import Arrays, Figure, Point, Row, Scale
 from coterie.papers.ifca.significance import interval
 from coterie.papers.ours.populations import NETWORK, Population, mixture, turned
-from coterie.papers.ours.without_k import LABELS, algorithm_of
+from coterie.papers.ours.without_k import LABELS, algorithm_of, without_programs_of_others
 from coterie.papers.seeds import Claim, Entry, Seeds, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 Kind = Literal["regressions", "digits"]
-Settings = tuple[float, int, int]  # how far apart, examples of a client, clients
+Settings = tuple[float, int, int]
+AXIS_NAMES = ("apart", "examples", "clients")  # how far groups are, and how many of a client, and of these
 METHODS = ("discover", "srfca", "ifca", "global", "oracle")
 COUNTING = ("discover", "srfca")  # that find how many groups there are
 DIM, NOISE = 10, 1.0
@@ -57,6 +58,7 @@ class Power(Table):
     trials: int
     scale: str
 
+    together = AXIS_NAMES
     also = ("right", "misclustering", "clusters")
 
     @property
@@ -73,7 +75,7 @@ class Power(Table):
             Entry(
                 entry(settings, method),
                 {
-                    **dict(zip(("apart", "examples", "clients"), settings, strict=True)),
+                    **dict(zip(AXIS_NAMES, settings, strict=True)),
                     "method": LABELS[method],
                 },
             )
@@ -83,7 +85,7 @@ class Power(Table):
 
     def one(self, values: Mapping[str, Any], seed: int, done: Callable[[int], None]) -> Arrays:
         method = next(m for m in self.methods if LABELS[m] == values["method"])
-        settings = (values["apart"], values["examples"], values["clients"])
+        settings: Any = tuple(values[name] for name in AXIS_NAMES)
         of, data = population(self.kind, settings), drawn(self.kind, settings, self.first + seed)
         assert data.test is not None and data.truth is not None
         found = algorithm_of(method, of, data, self.rounds).fit(data.train, of.learner, seed=seed)
@@ -182,6 +184,7 @@ def _at_angle(seed: int, *, settings: Settings) -> Federated:
 @lru_cache(maxsize=1)  # the methods for one population and draw come one after another
 def drawn(kind: Kind, settings: Settings, draw: int) -> Federated:
     """The clients of a draw."""
+    without_programs_of_others(settings)
     return population(kind, settings).make(draw)
 
 

@@ -7,11 +7,13 @@ Every method trains with the same local steps, and their step size is given with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import jax
 import numpy as np
 
 from coterie.algorithms import CFL, IFCA, SRFCA, Discover, FedSoft, Global, Local, Oracle
@@ -25,6 +27,7 @@ from coterie.papers.ours import real
 from coterie.papers.ours.populations import DIGITS, REGRESSIONS, STEPS, Population
 from coterie.papers.seeds import SEPARATE, Claim, Entry, Seeds, Table, above, named
 from coterie.papers.srfca.costs import cost
+from coterie.words import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -61,6 +64,7 @@ class WithoutK(Table):
     scale: Scale
 
     also = ("misclustering", "clusters", "models moved", "exchanges", "steps")
+    together = ("clients",)
     equal: ClassVar[str] = "local steps"
 
     @property
@@ -132,7 +136,7 @@ class WithoutK(Table):
                     found.append(Claim(words, of, partial(self._near, told, among)))
             groups = self.population(name).groups
             if groups is not None:
-                words = f"(wanted) {name}: {groups} groups in at least {RIGHT:.0%} of the draws"
+                words = f"(wanted) {name}: {count(groups, 'group')} in at least {RIGHT:.0%} of the draws"
                 of_ours = [(self.entry(name, "discover"), "clusters")]
                 found.append(Claim(words, of_ours, partial(_right_number, groups)))
         return found
@@ -251,7 +255,18 @@ def populations(kind: Kind, scale: Scale) -> Mapping[str, Population]:
 @lru_cache(maxsize=1)  # the methods for one population and draw come one after another
 def drawn(kind: Kind, scale: Scale, name: str, draw: int) -> Federated:
     """The clients of a draw."""
+    without_programs_of_others(name)
     return populations(kind, scale)[name].make(draw)
+
+
+@lru_cache(maxsize=1)
+def without_programs_of_others(clients: Hashable) -> None:
+    """Let go of programs that were compiled for other clients: a process has room for some populations' only.
+
+    Each takes memory, and of the 65,530 memory maps that Linux gives a process.
+    """
+    jax.clear_caches()
+    gc.collect()
 
 
 def algorithm_of(
