@@ -1,6 +1,7 @@
 """Discover beside others: the populations are what they are called, and a comparison says what it found."""
 
 from dataclasses import replace
+from itertools import groupby
 
 import jax
 import numpy as np
@@ -88,6 +89,21 @@ def test_a_picture_tells_how_far_each_is_from_the_best_that_is_told_nothing():
     said = [text.get_text() for text in table.draw(found).axes[0].texts]
     # the best of SR-FCA, CFL, Global and Local is Local with 94 %; of those who are told, the oracle has 97 %
     assert said == ["−4.0", "−3.0", "−2.0", "−1.0", "+0.0", "+1.0", "+2.0", "+3.0", "94.0 %", "2: 1 of 2"]
+
+
+def test_draws_of_a_population_follow_one_another_and_share_their_programs():
+    table = find("ours/without-k-equal-models", "full", "text")
+    clients = [point.values["clients"] for point in table.points()]
+    assert [name for name, _ in groupby(clients)] == list(table.names)
+    first, *_, last = [point.name for point in table.points() if point.values["clients"] == clients[0]]
+    assert first.endswith(": discover seed 0") and last.endswith(": oracle, models moved seed 9")
+    drawn("regressions", "full", "spread 0.3", 0)
+    program = jax.jit(lambda x: x + 1)
+    program(1.0)
+    drawn("regressions", "full", "spread 0.3", 1)
+    assert program._cache_size() == 1
+    drawn("regressions", "full", "spread 0.15", 0)
+    assert program._cache_size() == 0
 
 
 @pytest.mark.parametrize("name", TABLES)

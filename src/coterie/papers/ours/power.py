@@ -184,7 +184,7 @@ def _at_angle(seed: int, *, settings: Settings) -> Federated:
 @lru_cache(maxsize=1)  # the methods for one population and draw come one after another
 def drawn(kind: Kind, settings: Settings, draw: int) -> Federated:
     """The clients of a draw."""
-    without_programs_of_others(settings)
+    without_programs_of_others(settings[1:])  # how far apart groups are changes no shape
     return population(kind, settings).make(draw)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Arrays
 from coterie.papers.ifca.significance import interval
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from coterie.papers.ours.power import Power
 
 MARKS = ("o", "s", "D", "^")
+ASIDE = 2.5  # points of a printer, by which a line is beside the next
 TICKS = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10)  # of multiples of a loss
 
 
@@ -84,13 +86,23 @@ def _line(
     for axes, line, label in ((column[0], right, None), (column[1], cost, LABELS[method])):
         if line:
             at, mean, low, high = np.array(line).T
-            axes.vlines(at, low, high, color=shade, lw=1.4, alpha=0.6)
-            axes.plot(at, mean, label=label, **how)
+            # beside each other, so that none hides another
+            aside = offset_copy(axes.transData, axes.get_figure(root=True), ASIDE * (number - 1), 0, "points")
+            axes.vlines(at, low, high, color=shade, lw=1.4, alpha=0.6, transform=aside)
+            axes.plot(at, mean, label=label, transform=aside, **how)
+            axes.update_datalim(np.array([[at[0], low.min()], [at[-1], high.max()]]))
+            axes.autoscale_view()
 
 
 def _ticks(axes: Axes, values: list[float], log: bool) -> None:
+    low, high = min(values), max(values)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
+        reach = (high / low) ** 0.06 if high > low else 1.5
+        axes.set_xlim(low / reach, high * reach)
+    else:
+        reach = 0.06 * (high - low) or 0.5
+        axes.set_xlim(low - reach, high + reach)
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
