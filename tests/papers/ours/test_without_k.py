@@ -13,8 +13,9 @@ from coterie.errors import ConfigError
 from coterie.papers import reproduce
 from coterie.papers.figures import find
 from coterie.papers.ours import without_k
+from coterie.papers.ours.methods import algorithm_of
 from coterie.papers.ours.populations import CLASSES, DIGITS, EXAMPLES, REGRESSIONS
-from coterie.papers.ours.without_k import FRESH, algorithm_of, drawn, populations
+from coterie.papers.ours.without_k import FRESH, drawn, populations
 
 POPULATIONS = {**DIGITS, **REGRESSIONS}
 TABLES = ("ours/without-k", "ours/without-k-regressions")

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from coterie.papers.experiment import Arrays
+from coterie.papers.ours.methods import LABELS, TOLD
 from coterie.papers.pictures import at_scale, titled
 from coterie.run.report.style import GRID, INK, MUTED, PALETTE
 
@@ -27,8 +28,6 @@ APART = 0.25  # between Discover, those who are not told, those who are, and wha
 
 def beside_best(table: WithoutK, results: Mapping[str, Arrays]) -> Figure:
     """A row for each population, a cell for each method."""
-    from coterie.papers.ours.without_k import LABELS, TOLD
-
     methods = list(table.methods)
     place = {m: i + APART * ((i > 0) + (m in TOLD)) for i, m in enumerate(methods)}
     best_at, right_at = (max(place.values()) + APART + more for more in (1.1, 2.3))

@@ -18,8 +18,8 @@ from coterie.data.federated import Federated
 from coterie.evaluate.metrics import misclustering
 from coterie.papers.experiment import Arrays, Figure, Point, Row, Scale
 from coterie.papers.ifca.significance import interval
+from coterie.papers.ours.methods import LABELS, algorithm_of, method_called, without_programs_of_others
 from coterie.papers.ours.populations import NETWORK, Population, mixture, turned
-from coterie.papers.ours.without_k import LABELS, algorithm_of, without_programs_of_others
 from coterie.papers.seeds import Claim, Entry, Seeds, Table
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Power(Table):
         ]
 
     def one(self, values: Mapping[str, Any], seed: int, done: Callable[[int], None]) -> Arrays:
-        method = next(m for m in self.methods if LABELS[m] == values["method"])
+        method = method_called(values["method"])
         settings: Any = tuple(values[name] for name in AXIS_NAMES)
         of, data = population(self.kind, settings), drawn(self.kind, settings, self.first + seed)
         assert data.test is not None and data.truth is not None
@@ -189,16 +189,18 @@ def drawn(kind: Kind, settings: Settings, draw: int) -> Federated:
 
 
 def _read(kind: Kind, scale: Scale, preset: str) -> Power:
-    base = BASE[kind]
-    axes = tuple(
-        tuple((*base[:place], value, *base[place + 1 :]) for value in values)
-        for place, values in enumerate(AXES[kind])
+    (apart, examples, clients), (far, many, several) = BASE[kind], AXES[kind]
+    axes = (
+        tuple((value, examples, clients) for value in far),
+        tuple((apart, value, clients) for value in many),
+        tuple((apart, examples, value) for value in several),
     )
     if scale == "smoke":
         return Power(kind, tuple(axis[:1] for axis in axes), ("discover", "global", "oracle"), 2, 0, 1, scale)
     return Power(kind, axes, METHODS, ROUNDS, FRESH, {"small": 5}.get(scale, 40), scale)
 
 
+NAMES: dict[Kind, str] = {"regressions": "ours/power", "digits": "ours/power-digits"}
 FIGURES: tuple[Figure, ...] = tuple(
     Figure(
         name,
@@ -207,5 +209,5 @@ FIGURES: tuple[Figure, ...] = tuple(
         presets=("text",),
         scales=("smoke", "small", "full"),
     )
-    for name, kind in (("ours/power", "regressions"), ("ours/power-digits", "digits"))
+    for kind, name in NAMES.items()
 )

@@ -13,6 +13,7 @@ from matplotlib.transforms import offset_copy
 
 from coterie.papers.experiment import Arrays
 from coterie.papers.ifca.significance import interval
+from coterie.papers.ours.methods import LABELS
 from coterie.papers.pictures import DASHES, at_scale, titled
 from coterie.run.report.style import INK, MUTED, PALETTE
 
@@ -66,7 +67,7 @@ def panels(power: Power, results: Mapping[str, Arrays]) -> Figure:
 def _line(
     power: Power, results: Mapping[str, Arrays], column: np.ndarray, place: int, method: str, number: int
 ) -> None:
-    from coterie.papers.ours.power import COUNTING, LABELS, entry
+    from coterie.papers.ours.power import COUNTING, entry
 
     shade = PALETTE[number]
     how = {"color": shade, "ls": DASHES[number], "marker": MARKS[number], "ms": 5, "lw": 1.6, "mec": "white"}

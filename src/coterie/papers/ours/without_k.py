@@ -7,16 +7,13 @@ Every method trains with the same local steps, and their step size is given with
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import jax
 import numpy as np
 
-from coterie.algorithms import CFL, IFCA, SRFCA, Discover, FedSoft, Global, Local, Oracle
 from coterie.clustering.history import FINISH
 from coterie.clustering.result import Clustering
 from coterie.data.federated import Federated
@@ -24,6 +21,7 @@ from coterie.errors import ConfigError
 from coterie.evaluate.metrics import misclustering
 from coterie.papers.experiment import Arrays, Figure, Point, Scale
 from coterie.papers.ours import real
+from coterie.papers.ours.methods import LABELS, TOLD, algorithm_of, method_called, without_programs_of_others
 from coterie.papers.ours.populations import DIGITS, REGRESSIONS, STEPS, Population
 from coterie.papers.seeds import SEPARATE, Claim, Entry, Seeds, Table, above, named
 from coterie.papers.srfca.costs import cost
@@ -33,17 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 Kind = Literal["digits", "regressions", "data"]
-LABELS = {
-    "discover": "Discover",
-    "srfca": "SR-FCA, automatic λ",
-    "cfl": "CFL",
-    "global": "Global",
-    "local": "Local",
-    "ifca": "IFCA, told k, 5 starts",
-    "fedsoft": "FedSoft, told k",
-    "oracle": "oracle",
-}
-TOLD = ("ifca", "fedsoft", "oracle")  # who is told the number of groups, or who is in which
 # of accuracy, by which it may be below others, and below those who are told
 POINTS = {False: 0.005, True: 0.01}
 SHARE = {False: 0.03, True: 0.06}  # of the loss, by which it may be above them
@@ -99,7 +86,7 @@ class WithoutK(Table):
     def measured(self, values: Mapping[str, Any], seed: int, share: float = 1.0) -> Arrays:
         """What a method comes to, in such a share of its rounds."""
         name = values["clients"]
-        method = _method(values)
+        method = method_called(values["method"])
         population, data = self.population(name), drawn(self.kind, self.scale, name, self.first + seed)
         assert data.test is not None
         algorithm = algorithm_of(method, population, data, self.rounds, share)
@@ -204,7 +191,9 @@ class EqualModels(WithoutK):
         if "equal" not in point.values:
             return super().compute(point, seed, done, known)
         clients, trial = point.values["clients"], point.values["trial"]
-        both = [named(_called(clients, m), trial) for m in ("discover", _method(point.values))]
+        both = [
+            named(_called(clients, m), trial) for m in ("discover", method_called(point.values["method"]))
+        ]
         for name in both:
             if name not in known:
                 raise ConfigError(
@@ -231,10 +220,6 @@ def _moves(method: str) -> bool:
     return method not in ("discover", "local")
 
 
-def _method(values: Mapping[str, Any]) -> str:
-    return next(method for method, label in LABELS.items() if label == values["method"])
-
-
 def _asks(found: Clustering) -> int:
     """Exchanges between rounds, but for the last one, which changes nothing."""
     return sum(event.asks for event in found.history.events if event.name != FINISH)
@@ -259,37 +244,6 @@ def drawn(kind: Kind, scale: Scale, name: str, draw: int) -> Federated:
     return populations(kind, scale)[name].make(draw)
 
 
-@lru_cache(maxsize=1)
-def without_programs_of_others(clients: Hashable) -> None:
-    """Let go of programs that were compiled for other clients: a process has room for some populations' only.
-
-    Each takes memory, and of the 65,530 memory maps that Linux gives a process.
-    """
-    jax.clear_caches()
-    gc.collect()
-
-
-def algorithm_of(
-    method: str, population: Population, data: Federated, rounds: int, share: float = 1.0
-) -> Any:
-    """A method for some clients, with `rounds` of Discover's last part, or a share of all its rounds."""
-    truth, taking_part = data.truth, population.participation
-    k: Any = population.told if truth is None else int(truth.max()) + 1
-    part, whole = (max(1, round(share * number)) for number in (rounds, 3 * rounds))
-    drawn_for_each = None if taking_part == 1 else max(1, round(taking_part * len(data.train) / k))
-    made: dict[str, Callable[[], Any]] = {
-        "discover": lambda: Discover(rounds=part, participation=taking_part),
-        "srfca": lambda: SRFCA(rounds=part, participation=taking_part),
-        "cfl": lambda: CFL(rounds=whole, participation=taking_part),
-        "global": lambda: Global(rounds=whole, participation=taking_part),
-        "local": lambda: Local(rounds=whole, participation=taking_part),
-        "ifca": lambda: IFCA(k, rounds=whole, participation=taking_part),
-        "fedsoft": lambda: FedSoft(k, rounds=whole, select=drawn_for_each),
-        "oracle": lambda: Oracle(truth, rounds=whole, participation=taking_part),
-    }
-    return made[method]()
-
-
 def _read(table: type[WithoutK], kind: Kind, scale: Scale, preset: str) -> WithoutK:
     names = tuple(populations(kind, scale))
     if scale == "smoke":
@@ -299,6 +253,11 @@ def _read(table: type[WithoutK], kind: Kind, scale: Scale, preset: str) -> Witho
     return table(kind, names, tuple(LABELS), rounds, FRESH, {"small": 2}.get(scale, 10), scale)
 
 
+NAMES: dict[Kind, tuple[str, str]] = {
+    "digits": ("ours/without-k", "digits"),
+    "regressions": ("ours/without-k-regressions", "regressions"),
+    "data": ("ours/without-k-data", "published data"),
+}
 FIGURES: tuple[Figure, ...] = tuple(
     Figure(
         f"{name}{ending}",
@@ -308,10 +267,6 @@ FIGURES: tuple[Figure, ...] = tuple(
         scales=("smoke", "small", "full"),
         shared=f"{name}-tables",
     )
-    for name, words, kind in (
-        ("ours/without-k", "digits", "digits"),
-        ("ours/without-k-regressions", "regressions", "regressions"),
-        ("ours/without-k-data", "published data", "data"),
-    )
+    for kind, (name, words) in NAMES.items()
     for table, ending in ((WithoutK, ""), (EqualModels, "-equal-models"))
 )
