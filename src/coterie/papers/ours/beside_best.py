@@ -90,8 +90,12 @@ def _cell(
     gain = 100 * (mean - best) if points else np.log(best / mean)
     depth = PALE * np.clip(gain / DEEPEST[points], -1, 1)
     axes.add_patch(Rectangle((x - 0.48, row - 0.45), 0.96, 0.9, fc=COLOURS(0.5 + depth / 2), ec=GRID, lw=0.5))
-    said = f"{gain:+.1f}".replace("-", "−") if points else _multiple(mean / best)
+    said = _signed(gain) if points else _multiple(mean / best)
     axes.text(x, row, said, ha="center", va="center", fontsize=8, weight="bold" if bold else "normal")
+
+
+def _signed(points: float) -> str:
+    return "0.0" if abs(points) < 0.05 else f"{points:+.1f}".replace("-", "−")
 
 
 def _multiple(ratio: float) -> str:

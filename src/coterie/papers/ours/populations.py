@@ -107,11 +107,19 @@ def _of_sizes(seed: int, *, sizes: Sequence[int]) -> Federated:
     return _some(whole, np.concatenate(of_each))
 
 
-def _unequal(seed: int, *, least: int, most: int) -> Federated:
-    """Rotated digits of clients that have from so few to so many images to train on."""
-    whole = _rotated(seed, clients=40, rotations=ROTATIONS, examples=most)
-    # the same of all draws, so that they share their programs; in every group from the least to the most
-    sizes = np.tile(np.geomspace(least, most, 10).round().astype(int), 4)
+def _in_turn(sizes: Sequence[int], groups: int, clients: int) -> list[int]:
+    """These sizes of the clients of each group, in turn.
+
+    They are few, and the same of all draws: each is a part of every program, and draws share these.
+    """
+    of_each: list[int] = np.tile(np.resize(sizes, clients // groups), groups).tolist()
+    return of_each
+
+
+def _unequal(seed: int, *, sizes: Sequence[int]) -> Federated:
+    """Rotated digits of clients that have so many images to train on, in turn."""
+    whole = _rotated(seed, clients=40, rotations=ROTATIONS, examples=max(sizes))
+    sizes = _in_turn(sizes, 4, 40)
     return replace(whole, train=changed(whole.train, lambda i, x, y: (x[: sizes[i]], y[: sizes[i]])))
 
 
@@ -178,7 +186,7 @@ DIGITS: dict[str, Population] = {
     "alike, 24 x 50 images": _digits(partial(_rotated, clients=24, rotations=(0,)), 1),
     "alike, 24 x 20 images": _digits(partial(_rotated, clients=24, rotations=(0,), examples=20), 1),
     "4 rotations x 10, 20 images": _digits(partial(_four, examples=20), 4),
-    "4 rotations x 10, 5 to 140 images": _digits(partial(_unequal, least=5, most=140), 4),
+    "4 rotations x 10, 5 to 120 images": _digits(partial(_unequal, sizes=(5, 25, 120)), 4),
     "4 rotations x 10, 5 classes each": _digits(partial(_skewed, clients=40, rotations=ROTATIONS), None),
     "one rotation x 10, 5 classes each": _digits(partial(_skewed, clients=10, rotations=(0,)), None),
     "4 rotations x 10, minibatches": _digits(_four, 4, learner=MINIBATCHES),
@@ -222,7 +230,7 @@ REGRESSIONS: dict[str, Population] = {
     "3 of 10 coordinates, 2 to 60 examples": mixture(
         3,
         60,
-        np.tile(np.geomspace(2, 60, 20).round().astype(int), 3).tolist(),
+        _in_turn((2, 12, 60), 3, 60),
         10,
         0.1,
         rate=0.02,  # with more, a single example of ten coordinates is overshot
