@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from support.small_sets import small_sets, write_shakespeare  # noqa: F401 (a fi
 from coterie.errors import ConfigError
 from coterie.papers import reproduce
 from coterie.papers.figures import find
-from coterie.papers.ours import without_k
+from coterie.papers.ours import methods, without_k
 from coterie.papers.ours.methods import algorithm_of
 from coterie.papers.ours.populations import CLASSES, DIGITS, EXAMPLES, REGRESSIONS
 from coterie.papers.ours.without_k import FRESH, drawn, populations
@@ -98,13 +99,16 @@ def test_draws_of_a_population_follow_one_another_and_share_their_programs():
     assert [name for name, _ in groupby(clients)] == list(table.names)
     first, *_, last = [point.name for point in table.points() if point.values["clients"] == clients[0]]
     assert first.endswith(": discover seed 0") and last.endswith(": oracle, models moved seed 9")
-    drawn("regressions", "full", "spread 0.3", 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not count memory maps")
+def test_programs_are_let_go_before_there_are_too_many(monkeypatch):
     program = jax.jit(lambda x: x + 1)
-    program(1.0)
-    drawn("regressions", "full", "spread 0.3", 1)
-    assert program._cache_size() == 1
-    drawn("regressions", "full", "spread 0.15", 0)
-    assert program._cache_size() == 0
+    for most, kept in ((10**9, 1), (0, 0)):
+        program(1.0)
+        monkeypatch.setattr(methods, "MOST_MAPS", most)
+        drawn("regressions", "full", "spread 0.3", kept)
+        assert program._cache_size() == kept
 
 
 @pytest.mark.parametrize("name", TABLES)

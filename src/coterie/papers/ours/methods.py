@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
-from functools import lru_cache
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ LABELS = {
     "oracle": "oracle",
 }
 TOLD = ("ifca", "fedsoft", "oracle")  # who is told the number of groups, or who is in which
+MOST_MAPS = 30_000  # of the 65,530 that Linux gives a process; the programs of one draw take up to 20,000
 
 
 def method_called(label: str) -> str:
@@ -52,11 +53,9 @@ def algorithm_of(
     return made[method]()
 
 
-@lru_cache(maxsize=1)
-def without_programs_of_others(clients: Hashable) -> None:
-    """Let go of programs that were compiled for other clients: a process has room for some populations' only.
-
-    Each takes memory, and of the 65,530 memory maps that Linux gives a process.
-    """
-    jax.clear_caches()
-    gc.collect()
+def make_room_for_programs() -> None:
+    """Let go of all compiled programs, if they have taken many of the memory maps that a process may have."""
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()

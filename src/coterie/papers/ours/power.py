@@ -18,7 +18,7 @@ from coterie.data.federated import Federated
 from coterie.evaluate.metrics import misclustering
 from coterie.papers.experiment import Arrays, Figure, Point, Row, Scale
 from coterie.papers.ifca.significance import interval
-from coterie.papers.ours.methods import LABELS, algorithm_of, method_called, without_programs_of_others
+from coterie.papers.ours.methods import LABELS, algorithm_of, make_room_for_programs, method_called
 from coterie.papers.ours.populations import NETWORK, Population, mixture, turned
 from coterie.papers.seeds import Claim, Entry, Seeds, Table
 
@@ -131,7 +131,6 @@ class Power(Table):
         return said, False if high < wanted else True if times >= wanted * draws else None
 
     def notes(self) -> list[str]:
-        far, n, m = BASE[self.kind]
         about = (
             "scikit-learn's digits, turned by half of the angle to either side, so that both are blurred"
             if self.kind == "digits"
@@ -139,7 +138,7 @@ class Power(Table):
             "drawn from a Gaussian, so that their distance differs between draws"
         )
         return [
-            f"two groups: {about}. Along one axis the others stay: {far:g} apart, {n} examples, {m} clients.",
+            f"two groups: {about}. Along one axis the others stay: {at_base(self.kind)}.",
             f"local steps are equal: Discover's last part has {self.rounds} rounds, other methods have "
             f"{3 * self.rounds} in all, as in ours/without-k. `right`: one group where they are 0 apart, "
             "else two; `low` and `high`: its 95 % interval (Wilson's).",
@@ -152,6 +151,13 @@ class Power(Table):
 
     def settings(self) -> dict[str, Any]:
         return {**asdict(self), "dim": DIM, "noise": NOISE}
+
+
+def at_base(kind: Kind) -> str:
+    """What is the same along the other axes, in words."""
+    apart, examples, clients = BASE[kind]
+    unit = " degrees" if kind == "digits" else ""
+    return f"{apart:g}{unit} apart, {examples} examples, {clients} clients"
 
 
 def entry(settings: Settings, method: str) -> str:
@@ -184,7 +190,7 @@ def _at_angle(seed: int, *, settings: Settings) -> Federated:
 @lru_cache(maxsize=1)  # the methods for one population and draw come one after another
 def drawn(kind: Kind, settings: Settings, draw: int) -> Federated:
     """The clients of a draw."""
-    without_programs_of_others(settings[1:])  # how far apart groups are changes no shape
+    make_room_for_programs()
     return population(kind, settings).make(draw)
 
 

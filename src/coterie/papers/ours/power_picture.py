@@ -27,13 +27,12 @@ TICKS = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10)  # of multiples of a
 
 def panels(power: Power, results: Mapping[str, Arrays]) -> Figure:
     """Two rows, a column for each axis."""
-    from coterie.papers.ours.power import APART, BASE
+    from coterie.papers.ours.power import APART, at_base
 
-    apart, examples, clients = BASE[power.kind]
     facts = [
         f"{power.how_many(results)}{at_scale(power.scale)}; above: with 95 % intervals, below: mean and its "
         "standard error",
-        f"Along one axis the others stay: {apart:g} apart, {examples} examples, {clients} clients",
+        f"Along one axis the others stay: {at_base(power.kind)}",
     ]
     figure = titled(f"Two groups, and how often they are found: {power.kind}", facts, (10.0, 5.6))
     grid = figure.subplots(2, len(power.axes), sharex="col", sharey="row", squeeze=False)

@@ -21,7 +21,7 @@ from coterie.errors import ConfigError
 from coterie.evaluate.metrics import misclustering
 from coterie.papers.experiment import Arrays, Figure, Point, Scale
 from coterie.papers.ours import real
-from coterie.papers.ours.methods import LABELS, TOLD, algorithm_of, method_called, without_programs_of_others
+from coterie.papers.ours.methods import LABELS, TOLD, algorithm_of, make_room_for_programs, method_called
 from coterie.papers.ours.populations import DIGITS, REGRESSIONS, STEPS, Population
 from coterie.papers.seeds import SEPARATE, Claim, Entry, Seeds, Table, above, named
 from coterie.papers.srfca.costs import cost
@@ -240,7 +240,7 @@ def populations(kind: Kind, scale: Scale) -> Mapping[str, Population]:
 @lru_cache(maxsize=1)  # the methods for one population and draw come one after another
 def drawn(kind: Kind, scale: Scale, name: str, draw: int) -> Federated:
     """The clients of a draw."""
-    without_programs_of_others(name)
+    make_room_for_programs()
     return populations(kind, scale)[name].make(draw)
 
 
