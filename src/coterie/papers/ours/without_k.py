@@ -35,6 +35,8 @@ Kind = Literal["digits", "regressions", "data"]
 POINTS = {False: 0.005, True: 0.01}
 SHARE = {False: 0.03, True: 0.06}  # of the loss, by which it may be above them
 FRESH = 100_000  # draws from there on were looked at by nobody before
+OF_PEOPLE = "where nobody knows the groups, IFCA and FedSoft are told as many as in the SR-FCA paper."
+LOOKED_AT = "populations like some of these were looked at when Discover was built: not these draws of them."
 RIGHT = 0.95  # of the seeds, in which the number of groups is to be right
 
 
@@ -144,15 +146,12 @@ class WithoutK(Table):
             f"every method takes as many local steps at a time as others: {STEPS}{more}. Discover's last "
             f"part has {self.rounds} rounds, and what is before it as many as it needs; other methods have "
             f"{3 * self.rounds} rounds, SR-FCA {self.rounds} alone and in each of two REFINEs. Steps and "
-            "models moved, down and up, are per client; exchanges are rounds and what is asked between them.",
-            *(
-                ["where nobody knows the groups, IFCA and FedSoft are told as many as in the SR-FCA paper."]
-                if self.kind == "data"
-                else []
-            ),
+            "models moved (as many bytes as so many, down and up) are per client; exchanges are rounds "
+            "and what is asked between them.",
+            *([OF_PEOPLE] if self.kind == "data" else []),
             "claims are by 95 % intervals of the mean difference over seeds to the best of the others on "
-            "average; the number of groups by its share of the seeds. Populations like some of these were "
-            "looked at when Discover was built: not these draws of them.",
+            "average; the number of groups by its share of the seeds.",
+            *([LOOKED_AT] if self.first >= FRESH else []),
         ]
 
     def draw(self, results: Mapping[str, Arrays]) -> Picture:
@@ -204,10 +203,10 @@ class EqualModels(WithoutK):
 
     def notes(self) -> list[str]:
         return [
+            "every other method has its rounds, as below, multiplied by the models that Discover moved, over "
+            "those that it moved itself with as many rounds as below. Local moves none and has no more; what "
+            "SR-FCA moves does not all depend on rounds.",
             *super().notes(),
-            "that is only to see how many models other methods move then: here their rounds are multiplied "
-            "by what Discover moved, over that. Local moves none and is as it was; what SR-FCA moves does "
-            "not all depend on rounds.",
         ]
 
 
