@@ -167,8 +167,8 @@ class EqualModels(WithoutK):
     """The same, where every other method may move as many models as Discover did.
 
     Its rounds are multiplied by what Discover moved, over what the method moved with equal steps: the points
-    of that are needed, and computed first. What is more goes to rounds, not to starts, in which other methods
-    than IFCA have no use for it. Local moves no models, and stays as it is.
+    of that are needed, and computed first. The budget goes to rounds, which all methods have, and not to
+    starts, which only IFCA has. Local moves no models, and stays as it is.
     """
 
     equal = "models moved"
