@@ -1,5 +1,6 @@
 """Small files in the forms of the published data sets, whose images are as simple as their labels."""
 
+import json
 import struct
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from coterie.data import cifar, mnist
+from coterie.data.shakespeare import CHARACTERS
 
 
 def marked(labels, shape):
@@ -52,6 +54,22 @@ def write_femnist(folder, sizes=(30, 24, 28, 20, 40, 25)):
         split=np.concatenate([np.arange(n) < n // 5 for n in sizes]).astype(np.uint8),
         writer_ids=[f"f{i:04d}_00" for i in range(len(sizes))],
     )
+
+
+def write_shakespeare(folder, roles=8, each=20):
+    """Roles that say any letters."""
+    rng, letters = np.random.default_rng(roles), np.array(list(CHARACTERS))
+
+    def said(length):
+        return "".join(rng.choice(letters, length))
+
+    users = {
+        f"role-{i}": {"x": [said(80) for _ in range(each)], "y": [said(1) for _ in range(each)]}
+        for i in range(roles)
+    }
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "some.json").write_text(json.dumps({"users": list(users), "user_data": users}))
 
 
 @pytest.fixture

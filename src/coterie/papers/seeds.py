@@ -1,8 +1,9 @@
 """Tables of numbers over several seeds: what a paper prints beside what is found.
 
 Every number is computed seed by seed, and each of them is a point that is kept, first all numbers for the
-first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds. Where only
-some of the numbers are computed, the others are left open, as are the claims about them.
+first seed, then for the next one: what an interruption leaves is a whole table over fewer seeds, unless the
+table says what is to be computed together. Where only some of the numbers are computed, the others are left
+open, as are the claims about them.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class Table(Experiment):
     measure: str = "accuracy"  # which result of a point the table has: a share, shown in per cent
     percent: bool = True
     also: tuple[str, ...] = ()  # further results, whose means are columns, too
+    # values by which points are computed together, all seeds of some before any of others: where they share
+    # programs that would take too much memory if all were kept
+    together: tuple[str, ...] = ()
 
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
@@ -101,11 +105,14 @@ class Table(Experiment):
         """What the paper says of the numbers."""
 
     def points(self) -> list[Point]:
-        return [
-            Point(_named(name, trial), {**values, "trial": trial})
+        points = [
+            Point(named(name, trial), {**values, "trial": trial})
             for trial in range(self.trials)
             for name, values in self.computed().items()
         ]
+        of = [tuple(point.values[value] for value in self.together) for point in points]
+        place = {one: i for i, one in enumerate(dict.fromkeys(of))}
+        return [point for _, point in sorted(zip(of, points, strict=True), key=lambda pair: place[pair[0]])]
 
     def computed(self) -> dict[str, Mapping[str, Any]]:
         """The names of the points of each seed, and what they are told."""
@@ -126,7 +133,7 @@ class Table(Experiment):
     def over_seeds(self, results: Mapping[str, Arrays], name: str, what: str | None = None) -> Seeds:
         """A result of the entry of that name, by default the measure, for every seed that is there."""
         there = self._seeds(results, name)
-        return np.array([results[_named(name, trial)][what or self.measure] for trial in there])
+        return np.array([results[named(name, trial)][what or self.measure] for trial in there])
 
     def how_many(self, results: Mapping[str, Arrays]) -> str:
         """Of how many seeds there are results, for a caption."""
@@ -142,12 +149,12 @@ class Table(Experiment):
         there = [t for t in range(self.trials) if all(t in self._seeds(results, name) for name, _ in of)]
         if not there:
             return Finding(claim.paper, "not computed.", None)
-        values = [np.array([results[_named(name, t)][what] for t in there]) for name, what in of]
+        values = [np.array([results[named(name, t)][what] for t in there]) for name, what in of]
         found, agrees = claim.judge(*values)
         return Finding(claim.paper, found, None if self.scale == "smoke" else agrees)
 
     def _seeds(self, results: Mapping[str, Arrays], name: str) -> list[int]:
-        return [trial for trial in range(self.trials) if _named(name, trial) in results]
+        return [trial for trial in range(self.trials) if named(name, trial) in results]
 
     def shown(self, values: Seeds) -> str:
         """Mean and standard deviation, as people read them."""
@@ -182,7 +189,7 @@ class Table(Experiment):
     def _mean(self, results: Mapping[str, Arrays], name: str, what: str) -> float | None:
         """Of what is not the measure, and need not be there of every entry."""
         there = self._seeds(results, name)
-        if not there or what not in results[_named(name, there[0])]:
+        if not there or what not in results[named(name, there[0])]:
             return None
         return float(self.over_seeds(results, name, what).mean())
 
@@ -231,5 +238,6 @@ def all_of(*verdicts: bool | None) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _named(name: str, trial: int) -> str:
+def named(name: str, trial: int) -> str:
+    """What the point of an entry is called that has this seed."""
     return f"{name} seed {trial}"

@@ -1,17 +1,16 @@
 """A folder with the paper's data sets, in small."""
 
-import json
 import struct
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.small_sets import write_shakespeare
 
 from coterie.data import cifar, mnist
-from coterie.data.shakespeare import CHARACTERS
 
 MNIST = {"train": 240, "t10k": 80}
-WRITERS, ROLES, EXAMPLES = 8, 8, 20
+WRITERS, EXAMPLES = 8, 20
 
 
 def idx(array):
@@ -46,21 +45,6 @@ def write_femnist(folder, rng):
     )
 
 
-def write_shakespeare(folder, rng):
-    letters = np.array(list(CHARACTERS))
-
-    def said(length):
-        return "".join(rng.choice(letters, length))
-
-    users = {
-        f"role-{i}": {"x": [said(80) for _ in range(EXAMPLES)], "y": [said(1) for _ in range(EXAMPLES)]}
-        for i in range(ROLES)
-    }
-    for part in ("train", "test"):
-        (folder / part).mkdir(parents=True)
-        (folder / part / "some.json").write_text(json.dumps({"users": list(users), "user_data": users}))
-
-
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """COTERIE_DATA with small files of any content."""
@@ -69,7 +53,7 @@ def files(tmp_path, monkeypatch):
     write_mnist(folder / "mnist", rng)
     write_cifar(folder / "cifar10", rng)
     write_femnist(folder, rng)
-    write_shakespeare(folder / "shakespeare" / "data", rng)
+    write_shakespeare(folder / "shakespeare" / "data")
     monkeypatch.setattr(mnist, "MD5", {})
     monkeypatch.setattr(cifar, "CHECKSUMS", {})
     monkeypatch.setenv("COTERIE_DATA", str(folder))

@@ -1,4 +1,4 @@
-"""Populations of clients of whom it is known how many groups they are."""
+"""Populations of clients that need no download, of whom it is known how many groups they are."""
 
 from __future__ import annotations
 
@@ -14,32 +14,84 @@ from coterie.data.digits import inverted_digits, rotated_digits
 from coterie.data.federated import Federated
 from coterie.data.shards import Shards
 from coterie.data.synthetic import mixed_regression
+from coterie.federation.simulation import usual_precision
+from coterie.learn.learner import Learner
+from coterie.learn.local import SGD
+from coterie.models import MLP, Linear
 
-EXAMPLES = 50  # of a client, where nothing else is said
+STEPS = 10  # of a local update, where nothing else is said
+EXAMPLES = 50  # of a client
 TURNED = 15  # degrees, by which groups are near each other
-Labels = Callable[[np.ndarray], np.ndarray]
+CLASSES = 5  # that a client has, where labels are skewed
+ROTATIONS = (0, 90, 180, 270)
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Population:
-    """Clients, and how they are told to train.
+    """Clients, and how they train.
 
     Attributes
     ----------
     make
         Draws them, given a seed.
     groups
-        How many there are; None where no number is right, since clients of a group differ.
-    rate
-        The step size of all methods.
+        How many there are; None where no number is right, since clients of a group differ, or nobody knows.
+    learner
+        The same for all methods.
+    participation
+        Of rounds.
+    told
+        The number of groups that methods are told who need one, where nobody knows it.
     """
 
     make: Callable[[int], Federated]
     groups: int | None
-    rate: float = 0.1
+    learner: Learner
+    participation: float = 1.0
+    told: int | None = None
+
+    @property
+    def measure(self) -> str:
+        """What methods are compared by: "accuracy" or "loss"."""
+        return "loss" if self.learner.loss == "squared" else "accuracy"
+
+    @property
+    def steps(self) -> int:
+        """Of a local update."""
+        local = self.learner.local
+        assert isinstance(local, SGD) and local.steps is not None
+        return local.steps
+
+    @property
+    def precision(self) -> str:
+        return usual_precision(self.learner.loss)
 
 
-def _rotated(seed: int, *, clients: int, rotations: Sequence[int], examples: int = EXAMPLES) -> Federated:
+def changed(shards: Shards, change: Callable[[int, np.ndarray, np.ndarray], Pair]) -> Shards:
+    """The same clients with other examples: what `change` makes of those of each, who is told by place."""
+    xs, ys = zip(*(change(i, x, y) for i, (x, y) in enumerate(shards)), strict=True)
+    spec, ids = shards.spec, shards.ids.tolist()
+    return Shards.from_lists(xs, ys, ids, classes=spec.classes, scale=spec.scale)
+
+
+def _both(whole: Federated, change: Callable[[int, np.ndarray, np.ndarray], Pair]) -> Federated:
+    """The same change of training and test examples."""
+    assert whole.test is not None
+    return replace(whole, train=changed(whole.train, change), test=changed(whole.test, change))
+
+
+def _some(whole: Federated, which: Int[np.ndarray, " some"]) -> Federated:
+    assert whole.test is not None and whole.truth is not None
+    return replace(whole, train=whole.train[which], test=whole.test[which], truth=whole.truth[which])
+
+
+# -- digits ------------------------------------------------------------------------------------------------
+
+
+def _rotated(
+    seed: int, *, clients: int, rotations: Sequence[int], examples: int | None = EXAMPLES
+) -> Federated:
     return rotated_digits(clients, rotations, unseen=0, seed=seed, examples=examples)
 
 
@@ -49,16 +101,38 @@ def _inverted(seed: int) -> Federated:
 
 def _of_sizes(seed: int, *, sizes: Sequence[int]) -> Federated:
     """Rotated digits, with groups of these sizes."""
-    rotations = (0, 90, 180, 270)[: len(sizes)]
-    whole = _rotated(seed, clients=max(sizes) * len(sizes), rotations=rotations, examples=45)
+    whole = _rotated(seed, clients=max(sizes) * len(sizes), rotations=ROTATIONS[: len(sizes)], examples=45)
     assert whole.truth is not None
     of_each = [np.flatnonzero(whole.truth == j)[:size] for j, size in enumerate(sizes)]
     return _some(whole, np.concatenate(of_each))
 
 
-def _some(whole: Federated, which: Int[np.ndarray, " some"]) -> Federated:
-    assert whole.test is not None and whole.truth is not None
-    return replace(whole, train=whole.train[which], test=whole.test[which], truth=whole.truth[which])
+def _in_turn(sizes: Sequence[int], groups: int, clients: int) -> list[int]:
+    """These sizes of the clients of each group, in turn.
+
+    They are few, and the same of all draws: each is a part of every program, and draws share these.
+    """
+    of_each: list[int] = np.tile(np.resize(sizes, clients // groups), groups).tolist()
+    return of_each
+
+
+def _unequal(seed: int, *, sizes: Sequence[int]) -> Federated:
+    """Rotated digits of clients that have so many images to train on, in turn."""
+    whole = _rotated(seed, clients=40, rotations=ROTATIONS, examples=max(sizes))
+    sizes = _in_turn(sizes, 4, 40)
+    return replace(whole, train=changed(whole.train, lambda i, x, y: (x[: sizes[i]], y[: sizes[i]])))
+
+
+def _skewed(seed: int, *, clients: int, rotations: Sequence[int]) -> Federated:
+    """Rotated digits of clients that have some of the classes only, each its own."""
+    rng = np.random.default_rng(seed)
+    own = [rng.choice(10, CLASSES, replace=False) for _ in range(clients)]
+
+    def of_own(i: int, x: np.ndarray, y: np.ndarray) -> Pair:
+        mine = np.isin(y, own[i])
+        return x[mine][:EXAMPLES], y[mine][:EXAMPLES]
+
+    return _both(_rotated(seed, clients=clients, rotations=rotations, examples=None), of_own)
 
 
 def _strangers(seed: int, *, permuted: bool) -> Federated:
@@ -66,82 +140,104 @@ def _strangers(seed: int, *, permuted: bool) -> Federated:
     whole, rng = _rotated(seed, clients=32, rotations=(0, 90)), np.random.default_rng(seed)
     assert whole.truth is not None
     odd = np.concatenate([np.flatnonzero(whole.truth == j)[12:] for j in (0, 1)])
-    changes: dict[int, Labels] = {}
     truth = whole.truth.copy()
-    for number, i in enumerate(odd.tolist()):
-        changes[i] = partial(np.take, rng.permutation(10)) if permuted else partial(_any_label, rng)
-        truth[i] = 2 + (number if permuted else 0)
-    return replace(_relabelled(whole, changes), truth=truth)
+    truth[odd] = 2 + np.arange(len(odd)) * permuted
+    own: Mapping[int, np.ndarray] = {i: rng.permutation(10) for i in odd.tolist()} if permuted else {}
+
+    def relabelled(i: int, x: np.ndarray, y: np.ndarray) -> Pair:
+        if i not in odd:
+            return x, y
+        return x, (own[i][y] if permuted else rng.integers(0, 10, len(y))).astype(y.dtype)
+
+    return replace(_both(whole, relabelled), truth=truth)
 
 
-def _any_label(rng: np.random.Generator, y: np.ndarray) -> np.ndarray:
-    return rng.integers(0, 10, len(y))
+def turned(whole: Federated, degrees: Sequence[float]) -> Federated:
+    """Each client's images turned further by its own angle."""
+    from scipy.ndimage import rotate  # slow to import
 
+    def seen(i: int, x: np.ndarray, y: np.ndarray) -> Pair:
+        return (rotate(x, degrees[i], axes=(1, 2), reshape=False, order=1) if degrees[i] else x), y
 
-def _relabelled(whole: Federated, changes: Mapping[int, Labels]) -> Federated:
-    def changed(shards: Shards) -> Shards:
-        xs, ys = zip(*shards, strict=True)
-        new = [changes[i](y).astype(y.dtype) if i in changes else y for i, y in enumerate(ys)]
-        return Shards.from_lists(xs, new, shards.ids.tolist(), classes=shards.spec.classes)
-
-    assert whole.test is not None
-    return replace(whole, train=changed(whole.train), test=changed(whole.test))
+    return _both(whole, seen)
 
 
 def _near(seed: int) -> Federated:
     """Rotations of 0, 15, 90 and 105 degrees."""
-    from scipy.ndimage import rotate  # slow to import
-
     whole = _rotated(seed, clients=40, rotations=(0, 0, 90, 90))
-    assert whole.test is not None and whole.truth is not None
-    turned = whole.truth % 2 == 1
+    assert whole.truth is not None
+    return turned(whole, [TURNED * (j % 2) for j in whole.truth.tolist()])
 
-    def changed(shards: Shards) -> Shards:
-        def seen(x: np.ndarray) -> np.ndarray:
-            made: np.ndarray = rotate(x, TURNED, axes=(1, 2), reshape=False, order=1)
-            return made
 
-        xs, ys = zip(*shards, strict=True)
-        new = [seen(x) if own else x for x, own in zip(xs, turned, strict=True)]
-        return Shards.from_lists(new, ys, shards.ids.tolist(), classes=shards.spec.classes)
+NETWORK = Learner(MLP(hidden=(64,)), "cross_entropy", SGD(lr=0.1, steps=STEPS))
+MINIBATCHES = replace(NETWORK, local=SGD(lr=0.1, steps=STEPS, batch_size=10))
+_four = partial(_rotated, clients=40, rotations=ROTATIONS)
 
-    return replace(whole, train=changed(whole.train), test=changed(whole.test))
+
+def _digits(make: Callable[[int], Federated], groups: int | None, **more: Any) -> Population:
+    return Population(make, groups, **{"learner": NETWORK, **more})
+
+
+DIGITS: dict[str, Population] = {
+    "4 rotations x 10": _digits(_four, 4),
+    "2 rotations x 12": _digits(partial(_rotated, clients=24, rotations=(0, 90)), 2),
+    "3 rotations x 8": _digits(partial(_rotated, clients=24, rotations=(0, 90, 180)), 3),
+    "inverted, 2 x 20": _digits(_inverted, 2),
+    "alike, 24 x 50 images": _digits(partial(_rotated, clients=24, rotations=(0,)), 1),
+    "alike, 24 x 20 images": _digits(partial(_rotated, clients=24, rotations=(0,), examples=20), 1),
+    "4 rotations x 10, 20 images": _digits(partial(_four, examples=20), 4),
+    "4 rotations x 10, 5 to 120 images": _digits(partial(_unequal, sizes=(5, 25, 120)), 4),
+    "4 rotations x 10, 5 classes each": _digits(partial(_skewed, clients=40, rotations=ROTATIONS), None),
+    "one rotation x 10, 5 classes each": _digits(partial(_skewed, clients=10, rotations=(0,)), None),
+    "4 rotations x 10, minibatches": _digits(_four, 4, learner=MINIBATCHES),
+    "4 rotations x 10, half at a time": _digits(_four, 4, participation=0.5),
+    "30, 6 and 4 clients": _digits(partial(_of_sizes, sizes=(30, 6, 4)), 3),
+    "23 and 1 client": _digits(partial(_of_sizes, sizes=(23, 1)), 2),
+    "2 x 12 and 8 of noise": _digits(partial(_strangers, permuted=False), 3),
+    "2 x 12 and 8 permuted": _digits(partial(_strangers, permuted=True), 10),
+    "near: 0, 15, 90, 105 degrees": _digits(_near, 4),
+}
+
+
+# -- regressions -------------------------------------------------------------------------------------------
 
 
 def _regressions(seed: int, **settings: Any) -> Federated:
     return mixed_regression(seed=seed, **settings)
 
 
-def _mixture(k: int, clients: int, examples: int, dim: int, noise: float, **more: Any) -> Population:
+def mixture(
+    k: int,
+    clients: int,
+    examples: int | Sequence[int],
+    dim: int,
+    noise: float,
+    rate: float | None = None,
+    **more: Any,
+) -> Population:
+    """Linear regressions of k models."""
     make = partial(_regressions, k=k, clients=clients, examples=examples, dim=dim, noise=noise, **more)
-    return Population(make, None if "spread" in more else k, rate=0.03 if dim > 20 else 0.08)
+    local = SGD(lr=rate or (0.03 if dim > 20 else 0.08), steps=STEPS)
+    return Population(make, None if "spread" in more else k, Learner(Linear(), "squared", local))
 
 
-DIGITS: dict[str, Population] = {
-    "4 rotations x 10": Population(partial(_rotated, clients=40, rotations=(0, 90, 180, 270)), 4),
-    "2 rotations x 12": Population(partial(_rotated, clients=24, rotations=(0, 90)), 2),
-    "3 rotations x 8": Population(partial(_rotated, clients=24, rotations=(0, 90, 180)), 3),
-    "inverted, 2 x 20": Population(_inverted, 2),
-    "alike, 24 x 50 images": Population(partial(_rotated, clients=24, rotations=(0,)), 1),
-    "alike, 24 x 20 images": Population(partial(_rotated, clients=24, rotations=(0,), examples=20), 1),
-    "4 rotations x 10, 20 images": Population(
-        partial(_rotated, clients=40, rotations=(0, 90, 180, 270), examples=20), 4
-    ),
-    "30, 6 and 4 clients": Population(partial(_of_sizes, sizes=(30, 6, 4)), 3),
-    "23 and 1 client": Population(partial(_of_sizes, sizes=(23, 1)), 2),
-    "2 x 12 and 8 of noise": Population(partial(_strangers, permuted=False), 3),
-    "2 x 12 and 8 permuted": Population(partial(_strangers, permuted=True), 10),
-    "near: 0, 15, 90, 105 degrees": Population(_near, 4),
-}
 REGRESSIONS: dict[str, Population] = {
     **{
-        f"{k} of 50 coordinates, {n} examples": _mixture(k, 60, n, 50, 0.1)
+        f"{k} of 50 coordinates, {n} examples": mixture(k, 60, n, 50, 0.1)
         for n in (10, 20)
         for k in (1, 2, 3, 4, 5)
     },
-    "10 groups of 6": _mixture(10, 60, 20, 20, 0.07),
-    "alike, noise 0.7": _mixture(1, 40, 20, 10, 0.7),
-    "weak separation": _mixture(3, 60, 20, 10, 0.7, scale=0.5),
-    "spread 0.3": _mixture(2, 40, 40, 20, 0.07, spread=0.3),
-    "spread 0.15": _mixture(2, 40, 40, 20, 0.3, spread=0.15),
+    "3 of 10 coordinates, 2 to 60 examples": mixture(
+        3,
+        60,
+        _in_turn((2, 12, 60), 3, 60),
+        10,
+        0.1,
+        rate=0.02,  # with more, a single example of ten coordinates is overshot
+    ),
+    "10 groups of 6": mixture(10, 60, 20, 20, 0.07),
+    "alike, noise 0.7": mixture(1, 40, 20, 10, 0.7),
+    "weak separation": mixture(3, 60, 20, 10, 0.7, scale=0.5),
+    "spread 0.3": mixture(2, 40, 40, 20, 0.07, spread=0.3),
+    "spread 0.15": mixture(2, 40, 40, 20, 0.3, spread=0.15),
 }

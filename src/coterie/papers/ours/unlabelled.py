@@ -25,6 +25,7 @@ from coterie.learn.learner import Learner
 from coterie.learn.local import SGD
 from coterie.models import MLP
 from coterie.papers.experiment import Arrays, Figure, Point, Scale
+from coterie.papers.ours.populations import changed
 from coterie.papers.seeds import Claim, Entry, Seeds, Table, above
 
 if TYPE_CHECKING:
@@ -176,11 +177,7 @@ def _writers(writers: int, groups: int, rounds: int, seed: int) -> tuple[Federat
 
 def _first(shards: Shards, n: int) -> Shards:
     """The first n examples of every client."""
-    xs, ys = zip(*shards, strict=True)
-    spec, ids = shards.spec, shards.ids.tolist()
-    return Shards.from_lists(
-        [x[:n] for x in xs], [y[:n] for y in ys], ids, classes=spec.classes, scale=spec.scale
-    )
+    return changed(shards, lambda i, x, y: (x[:n], y[:n]))
 
 
 def _read(scale: Scale, preset: str) -> Unlabelled:
