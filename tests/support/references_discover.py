@@ -96,24 +96,28 @@ class Reference:
         self.train(self.sweep)
         pulls = self.pulls()
         self.differ = self.alike([pulls[i] for i in everybody])
-        while True:  # SPLIT, settle, MERGE
+        over = False
+        while not over:  # SPLIT, settle, MERGE
             before = len(self.groups)
-            if self.split():
+            waited = not self.split()
+            if waited:
+                moved = self.wait()
+            else:
                 for turn in range(3):
                     self.train(2)
                     moved = self.judge()
                     if not moved or turn == 2:
                         break
-            else:
-                self.train(self.sweep)
-                moved = self.judge()
-            while pairs := self.mergers(strict=False):
-                self.merge(pairs)
-                self.train(2)
-                moved = self.judge()
-            more = len(self.groups) > 1.5 * before and self.differ >= norm.isf(np.sqrt(self.error))
-            if self.done >= (2 if more else 1) * self.rounds_alone:
-                break
+            while True:
+                while pairs := self.mergers(strict=False):
+                    self.merge(pairs)
+                    self.train(2)
+                    moved, waited = self.judge(), False
+                more = len(self.groups) > 1.5 * before and self.differ >= norm.isf(np.sqrt(self.error))
+                over = self.done >= (2 if more else 1) * self.rounds_alone
+                if over or waited or len(self.groups) > before:
+                    break
+                moved, waited = self.wait(), True
         if moved:
             self.train(self.sweep)
             self.judge()
@@ -123,6 +127,10 @@ class Reference:
             self.judge()
         self.leave()
         return self.final()
+
+    def wait(self):
+        self.train(max(self.sweep, (self.rounds_alone - self.done) // 2))
+        return self.judge()
 
     def pulls(self):
         found = {}
@@ -145,6 +153,10 @@ class Reference:
         pulls, parts = self.pulls(), []
         for g, members in enumerate(self.groups):
             if len(members) < 4:
+                continue
+            as_all = self.differ * np.sqrt(len(members) / len(self.clients))
+            z = norm.isf(self.error)
+            if self.alike([pulls[i] for i in members]) <= min(as_all / 2 - z, z):
                 continue
             rows = np.array([unit(pulls[i][0] + pulls[i][1]) for i in members])
             rows -= rows.mean(0)
@@ -285,7 +297,8 @@ class Reference:
                 groups = [sorted(i for i in home if home[i] == g) for g in range(len(groups))]
             self.groups = groups
             self.note()
-            for _ in range(min(self.sweep, self.rounds - done) if len(groups) > 1 else self.rounds - done):
+            stretch = max(self.sweep, done) if len(groups) > 1 else self.rounds
+            for _ in range(min(stretch, self.rounds - done)):
                 done += 1
                 for g, members in enumerate(groups):
                     if members:

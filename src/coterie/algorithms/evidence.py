@@ -116,6 +116,15 @@ def alike(pulls: Float[np.ndarray, "clients 2 numbers"]) -> float:
     return float(t * np.sqrt((n - 1) / max(n - t * t, 1e-9))) if n > 1 else 0.0
 
 
+def may_differ(pulls: Float[np.ndarray, "some 2 numbers"], as_all: float, error: float) -> bool:
+    """Whether clients of a group may differ: `alike` says `as_all` of them if they do as all clients do.
+
+    Those of two groups differ half as much as those of very many.
+    """
+    sure = quantile(error)
+    return alike(pulls) > min(as_all / 2 - sure, sure)
+
+
 def drift(pulls: Float[np.ndarray, "clients 2 numbers"]) -> float:
     """Whether the two halves of clients differ from each other the same way, in standard errors.
 
