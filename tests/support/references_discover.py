@@ -242,15 +242,19 @@ class Reference:
         self.groups = [members for g, members in enumerate(self.groups) if g not in gone]
         self.pairs = [pair for g, pair in enumerate(self.pairs) if g not in gone]
 
+    def worth_it(self, chances):
+        sure = rejected(chances, self.error / 2)
+        return rejected(chances, np.sqrt(self.error)) if sure else sure
+
     def leave(self):
         gains = {}
         for g, members in enumerate(self.groups):
             if len(members) > 1:
                 gains[g] = {i: self.judged_alone(i) - self.losses[i][g] for i in members}
         clients = [(i, values) for one in gains.values() for i, values in one.items()]
-        gone = {clients[p][0] for p in rejected([chance(d) for _, d in clients], self.error / 2)}
+        gone = {clients[p][0] for p in self.worth_it([chance(d) for _, d in clients])}
         whole = [chance(np.concatenate(list(one.values()))) for one in gains.values()]
-        for p in rejected(whole, self.error / 2):
+        for p in self.worth_it(whole):
             gone |= set(list(gains.values())[p])
         self.left = gone
         kept = [[i for i in members if i not in gone] for members in self.groups]
