@@ -62,7 +62,8 @@ class Reference:
         self.rounds, self.sweep, self.error = rounds, sweep, error
         self.w0, self.rounds_alone = w0, alone
         self.assignments = []  # after every pause
-        self.done, self.left, self.merges = 0, set(), 0
+        self.stretches = set()  # the first of the rounds between two pauses, and the one after the last
+        self.done, self.left, self.merges, self.refused, self.waited = 0, set(), 0, 0, 0
 
     def trained_alone(self, data):
         theta = self.w0.copy()
@@ -80,6 +81,7 @@ class Reference:
 
     def train(self, rounds):
         self.note()
+        self.stretches.add((self.done, self.done + rounds))
         for _ in range(rounds):
             self.done += 1
             for g, members in enumerate(self.groups):
@@ -129,6 +131,7 @@ class Reference:
         return self.final()
 
     def wait(self):
+        self.waited += 1
         self.train(max(self.sweep, (self.rounds_alone - self.done) // 2))
         return self.judge()
 
@@ -157,6 +160,7 @@ class Reference:
             as_all = self.differ * np.sqrt(len(members) / len(self.clients))
             z = norm.isf(self.error)
             if self.alike([pulls[i] for i in members]) <= min(as_all / 2 - z, z):
+                self.refused += 1
                 continue
             rows = np.array([unit(pulls[i][0] + pulls[i][1]) for i in members])
             rows -= rows.mean(0)
@@ -301,8 +305,10 @@ class Reference:
                 groups = [sorted(i for i in home if home[i] == g) for g in range(len(groups))]
             self.groups = groups
             self.note()
-            stretch = max(self.sweep, done) if len(groups) > 1 else self.rounds
-            for _ in range(min(stretch, self.rounds - done)):
+            stretch = max(self.sweep, done) if len(groups) > 1 or not done else self.rounds
+            stretch = min(stretch, self.rounds - done)
+            self.stretches.add((self.done + done, self.done + done + stretch))
+            for _ in range(stretch):
                 done += 1
                 for g, members in enumerate(groups):
                     if members:
