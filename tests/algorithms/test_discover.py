@@ -38,8 +38,8 @@ def same_groups(one, other):
 
 
 # few clients with few examples each, of one to four groups, and clients that differ within groups: between
-# them groups are split in vain, clients move, and some leave; in longer runs groups wait before they are split
-# again, or are not split at all
+# them groups are split in vain, clients move, and some leave; in longer runs groups wait before they are
+# split again, or are not split at all
 @pytest.mark.parametrize(
     ("seed", "k", "noise", "spread", "settings"),
     [
