@@ -98,28 +98,25 @@ class Reference:
         self.train(self.sweep)
         pulls = self.pulls()
         self.differ = self.alike([pulls[i] for i in everybody])
-        over = False
-        while not over:  # SPLIT, settle, MERGE
+        while True:  # SPLIT, settle, MERGE
             before = len(self.groups)
-            waited = not self.split()
-            if waited:
-                moved = self.wait()
-            else:
+            if self.split():
                 for turn in range(3):
                     self.train(2)
                     moved = self.judge()
                     if not moved or turn == 2:
                         break
-            while True:
-                while pairs := self.mergers(strict=False):
-                    self.merge(pairs)
-                    self.train(2)
-                    moved, waited = self.judge(), False
-                more = len(self.groups) > 1.5 * before and self.differ >= norm.isf(np.sqrt(self.error))
-                over = self.done >= (2 if more else 1) * self.rounds_alone
-                if over or waited or len(self.groups) > before:
-                    break
-                moved, waited = self.wait(), True
+            else:
+                self.waited += 1
+                self.train(max(self.sweep, (self.rounds_alone - self.done) // 2))
+                moved = self.judge()
+            while pairs := self.mergers(strict=False):
+                self.merge(pairs)
+                self.train(2)
+                moved = self.judge()
+            more = len(self.groups) > 1.5 * before and self.differ >= norm.isf(np.sqrt(self.error))
+            if self.done >= (2 if more else 1) * self.rounds_alone:
+                break
         if moved:
             self.train(self.sweep)
             self.judge()
@@ -129,11 +126,6 @@ class Reference:
             self.judge()
         self.leave()
         return self.final()
-
-    def wait(self):
-        self.waited += 1
-        self.train(max(self.sweep, (self.rounds_alone - self.done) // 2))
-        return self.judge()
 
     def pulls(self):
         found = {}

@@ -30,7 +30,6 @@ from coterie.algorithms.discovered import (
     MERGE,
     PRUNE,
     SETTLED,
-    WAIT,
     State,
     alone_now,
     at_stage,
@@ -170,8 +169,6 @@ class Discover(KnownClusters[State]):
             state = at_stage(merged(state, verdict.pairs), MERGE)
             return Pause(state, SHORT, Note("merge", f"{text} {verdict.text}", verdict.details))
         if stage != PRUNE and self._goes_on(state, done):
-            if stage != WAIT and number_of(state.assignment) <= int(np.asarray(state.before)):
-                return self._waits(state, done, f"{text} To split them was of no use.")
             after = yield from self._split(server, state, text, done)
             return after
         if stage != PRUNE and moved:  # no model is judged by what clients that have gone made of it
@@ -204,12 +201,6 @@ class Discover(KnownClusters[State]):
         answers = yield Ask(task, remind=alone)
         return moved_to(state, Told.of(answers, group))
 
-    def _waits(self, state: State, done: int, text: str) -> Pause:
-        """Before they are split again groups train for longer than between other pauses."""
-        return Pause(
-            at_stage(state, WAIT), max(self.sweep, (self._rounds_alone - done) // 2), Note("split", text)
-        )
-
     def _split(self, server: Server, state: State, text: str, done: int) -> Exchange[Pause]:
         """SPLIT: clients of a group part that pull its models to different sides."""
         group, pulls, heard = yield from self._pulls(state)
@@ -227,7 +218,8 @@ class Discover(KnownClusters[State]):
                     parts[g] = part
         state = split(state, parts)
         if not parts:
-            return self._waits(state, done, f"{text} No group can be split.")
+            rounds = max(self.sweep, (self._rounds_alone - done) // 2)
+            return Pause(at_stage(state, MERGE), rounds, Note("split", f"{text} No group can be split."))
         text = f"{text} {count(len(parts), 'group')} split in two, to see whether that is of use."
         return Pause(at_stage(state, 1), SHORT, Note("split", text))
 

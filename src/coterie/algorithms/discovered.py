@@ -18,9 +18,8 @@ from coterie.clustering.confidence import Confidence
 from coterie.learn.halves import statistic
 from coterie.models import stacked
 
-# what the rounds before a pause were: the first ones, those in which clients settle (1 to 3), after merges,
-# and after a SPLIT that was of no use
-BEGIN, SETTLED, MERGE, PRUNE, WAIT = 0, 3, 4, 5, 6
+# what the rounds before a pause were: the first ones, those in which clients settle (1 to 3), after merges
+BEGIN, SETTLED, MERGE, PRUNE = 0, 3, 4, 5
 
 
 class State(known_clusters.State):
