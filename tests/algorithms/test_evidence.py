@@ -66,6 +66,24 @@ def test_halves_that_agree_beyond_chance_tell_that_clients_differ():
     assert not part[0] and (part == (signs[:, 0, 0] < 0)).mean() > 0.8
 
 
+def test_a_group_is_split_unless_it_is_seen_that_its_clients_are_alike():
+    rng = np.random.default_rng(0)
+    alike = [rng.standard_normal((40, 2, 20)) for _ in range(200)]
+    signs = np.repeat([1.0, -1.0], 20)[:, None, None]
+    differ = [pulls + 2.0 * signs * np.eye(20)[0] for pulls in alike]
+
+    def split(groups, as_all):
+        return np.mean([evidence.may_differ(pulls, as_all, 0.01) for pulls in groups])
+
+    # where all clients differ by much, as many that are alike are split as may be by chance
+    assert split(alike, 20.0) < 0.05 and split(differ, 20.0) > 0.9
+    # where little is known of all, nothing is known of a group
+    assert split(alike, 0.0) > 0.95
+    # of groups that differ half as much as all do, as few are missed
+    half = np.mean([evidence.alike(pulls) for pulls in differ])
+    assert split(differ, 2 * half) > 0.95
+
+
 def test_a_chance_is_that_of_student():
     d = np.random.default_rng(0).standard_normal(9) - 0.7
     statistic = d.sum() / np.sqrt((d**2).sum())
@@ -78,3 +96,6 @@ def test_who_leaves_is_decided_for_all_together():
     assert evidence.step_up(chances, 0.04).tolist() == [True, False, False, False, False]
     assert evidence.step_up(chances, 0.06).tolist() == [True, True, True, False, False]
     assert not evidence.step_up(np.array([]), 0.05).any()
+    # if it is sure that one leaves, others need less for it
+    assert evidence.any_then_more(chances, 0.01).tolist() == [True, True, True, False, False]
+    assert not evidence.any_then_more(chances[1:], 0.01).any()

@@ -62,7 +62,8 @@ class Reference:
         self.rounds, self.sweep, self.error = rounds, sweep, error
         self.w0, self.rounds_alone = w0, alone
         self.assignments = []  # after every pause
-        self.done, self.left, self.merges = 0, set(), 0
+        self.stretches = set()  # the first of the rounds between two pauses, and the one after the last
+        self.done, self.left, self.merges, self.refused, self.waited = 0, set(), 0, 0, 0
 
     def trained_alone(self, data):
         theta = self.w0.copy()
@@ -80,6 +81,7 @@ class Reference:
 
     def train(self, rounds):
         self.note()
+        self.stretches.add((self.done, self.done + rounds))
         for _ in range(rounds):
             self.done += 1
             for g, members in enumerate(self.groups):
@@ -105,7 +107,8 @@ class Reference:
                     if not moved or turn == 2:
                         break
             else:
-                self.train(self.sweep)
+                self.waited += 1
+                self.train(max(self.sweep, (self.rounds_alone - self.done) // 2))
                 moved = self.judge()
             while pairs := self.mergers(strict=False):
                 self.merge(pairs)
@@ -145,6 +148,11 @@ class Reference:
         pulls, parts = self.pulls(), []
         for g, members in enumerate(self.groups):
             if len(members) < 4:
+                continue
+            as_all = self.differ * np.sqrt(len(members) / len(self.clients))
+            z = norm.isf(self.error)
+            if self.alike([pulls[i] for i in members]) <= min(as_all / 2 - z, z):
+                self.refused += 1
                 continue
             rows = np.array([unit(pulls[i][0] + pulls[i][1]) for i in members])
             rows -= rows.mean(0)
@@ -230,15 +238,19 @@ class Reference:
         self.groups = [members for g, members in enumerate(self.groups) if g not in gone]
         self.pairs = [pair for g, pair in enumerate(self.pairs) if g not in gone]
 
+    def worth_it(self, chances):
+        sure = rejected(chances, self.error / 2)
+        return rejected(chances, np.sqrt(self.error)) if sure else sure
+
     def leave(self):
         gains = {}
         for g, members in enumerate(self.groups):
             if len(members) > 1:
                 gains[g] = {i: self.judged_alone(i) - self.losses[i][g] for i in members}
         clients = [(i, values) for one in gains.values() for i, values in one.items()]
-        gone = {clients[p][0] for p in rejected([chance(d) for _, d in clients], self.error / 2)}
+        gone = {clients[p][0] for p in self.worth_it([chance(d) for _, d in clients])}
         whole = [chance(np.concatenate(list(one.values()))) for one in gains.values()]
-        for p in rejected(whole, self.error / 2):
+        for p in self.worth_it(whole):
             gone |= set(list(gains.values())[p])
         self.left = gone
         kept = [[i for i in members if i not in gone] for members in self.groups]
@@ -285,7 +297,10 @@ class Reference:
                 groups = [sorted(i for i in home if home[i] == g) for g in range(len(groups))]
             self.groups = groups
             self.note()
-            for _ in range(min(self.sweep, self.rounds - done) if len(groups) > 1 else self.rounds - done):
+            stretch = max(self.sweep, done) if len(groups) > 1 or not done else self.rounds
+            stretch = min(stretch, self.rounds - done)
+            self.stretches.add((self.done + done, self.done + done + stretch))
+            for _ in range(stretch):
                 done += 1
                 for g, members in enumerate(groups):
                     if members:

@@ -156,7 +156,7 @@ class Discover(KnownClusters[State]):
                 )
             return Pause(state, self.sweep, Note("begin", text, {"drift": away}))
         if stage_of(state) == BEGIN:
-            after = yield from self._split(server, state, "1 group.")
+            after = yield from self._split(server, state, "1 group.", done)
             return after
         state, told, moved = yield from self._judged(server, state)
         stage, text = stage_of(state), f"{count(number_of(state.assignment), 'group')}."
@@ -169,7 +169,7 @@ class Discover(KnownClusters[State]):
             state = at_stage(merged(state, verdict.pairs), MERGE)
             return Pause(state, SHORT, Note("merge", f"{text} {verdict.text}", verdict.details))
         if stage != PRUNE and self._goes_on(state, done):
-            after = yield from self._split(server, state, text)
+            after = yield from self._split(server, state, text, done)
             return after
         if stage != PRUNE and moved:  # no model is judged by what clients that have gone made of it
             return Pause(at_stage(state, PRUNE), self.sweep, Note("settle", text))
@@ -201,7 +201,7 @@ class Discover(KnownClusters[State]):
         answers = yield Ask(task, remind=alone)
         return moved_to(state, Told.of(answers, group))
 
-    def _split(self, server: Server, state: State, text: str) -> Exchange[Pause]:
+    def _split(self, server: Server, state: State, text: str, done: int) -> Exchange[Pause]:
         """SPLIT: clients of a group part that pull its models to different sides."""
         group, pulls, heard = yield from self._pulls(state)
         parts = {}
@@ -211,13 +211,15 @@ class Discover(KnownClusters[State]):
             text += f" Clients' halves agree beyond chance by {differ:.1f} standard errors."
         for g in range(number_of(group)):
             inside = np.flatnonzero((group == g) & heard)
-            if len(inside) >= SMALLEST:
+            as_all = float(np.asarray(state.differ)) * np.sqrt(len(inside) / max(1, heard.sum()))
+            if len(inside) >= SMALLEST and evidence.may_differ(pulls[inside], as_all, self.error):
                 part = inside[evidence.parted(pulls[inside], int(server.tokens[inside].argmin()))]
                 if len(part):
                     parts[g] = part
         state = split(state, parts)
         if not parts:
-            return Pause(at_stage(state, MERGE), self.sweep, Note("split", f"{text} No group can be split."))
+            rounds = max(self.sweep, (self._rounds_alone - done) // 2)
+            return Pause(at_stage(state, MERGE), rounds, Note("split", f"{text} No group can be split."))
         text = f"{text} {count(len(parts), 'group')} split in two, to see whether that is of use."
         return Pause(at_stage(state, 1), SHORT, Note("split", text))
 
@@ -278,8 +280,8 @@ class Discover(KnownClusters[State]):
         )
 
     def _stretch(self, done: int) -> int:
-        """Rounds until clients may move again."""
-        return min(self.sweep, self.rounds - done)
+        """Rounds until clients may move again: the later, the fewer of them do."""
+        return min(max(self.sweep, done), self.rounds - done)
 
     def finish(self, server: Server, state: State) -> Exchange[Result]:
         result = yield from super().finish(server, state)

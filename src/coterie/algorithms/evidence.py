@@ -116,6 +116,15 @@ def alike(pulls: Float[np.ndarray, "clients 2 numbers"]) -> float:
     return float(t * np.sqrt((n - 1) / max(n - t * t, 1e-9))) if n > 1 else 0.0
 
 
+def may_differ(pulls: Float[np.ndarray, "some 2 numbers"], as_all: float, error: float) -> bool:
+    """Whether clients of a group may differ: `alike` says `as_all` of them if they do as all clients do.
+
+    Those of two groups differ half as much as those of very many.
+    """
+    sure = quantile(error)
+    return alike(pulls) > min(as_all / 2 - sure, sure)
+
+
 def drift(pulls: Float[np.ndarray, "clients 2 numbers"]) -> float:
     """Whether the two halves of clients differ from each other the same way, in standard errors.
 
@@ -170,6 +179,12 @@ def step_up(chances: Float[np.ndarray, " some"], error: float) -> Bool[np.ndarra
     below = np.flatnonzero(order <= error * np.arange(1, len(order) + 1) / max(1, len(order)))
     most = order[below[-1]] if len(below) else -1.0
     return np.asarray(chances <= most)
+
+
+def any_then_more(chances: Float[np.ndarray, " some"], error: float) -> Bool[np.ndarray, " some"]:
+    """Which are rejected at the root of `error`, if any is at half of `error`."""
+    sure = step_up(chances, error / 2)
+    return step_up(chances, np.sqrt(error)) if sure.any() else sure
 
 
 def quantile(error: float) -> float:
@@ -242,15 +257,15 @@ def _verdict(
 def better_alone(told: Told, error: float) -> Bool[np.ndarray, " clients"]:
     """Clients that lose less by being alone, and those of groups that do on the whole.
 
-    Each has a p-value; of clients, and of groups, so many are wrong as `error` allows.
+    Each has a p-value. Where it is sure that any client does, or any group, others need less for it.
     """
     known = told.heard & (told.group >= 0) & (told.examples > 0)
     sizes = np.bincount(told.group[known], minlength=told.loss.shape[1])
     may = known & (sizes[np.maximum(told.group, 0)] > 1)
     leaves = np.zeros(len(may), bool)
     own = chance(statistic(*told.alone[may].T), told.examples[may])
-    leaves[may] = step_up(own, error / 2)
+    leaves[may] = any_then_more(own, error)
     member = told.members()
     large = np.flatnonzero(sizes > 1)
     whole = chance(statistic(*(member @ told.alone)[large].T), (member @ told.examples)[large])
-    return np.asarray(leaves | (may & np.isin(told.group, large[step_up(whole, error / 2)])))
+    return np.asarray(leaves | (may & np.isin(told.group, large[any_then_more(whole, error)])))
