@@ -179,7 +179,9 @@ class Run:
         self.place = Place(now, now, last, ended=rounds == 0)
         self._drawn, self._fits = None, False
         if note is None and alone is None:
-            return
+            if not count.asks:
+                return
+            note = Note("look", "Clients were asked, and nothing changed.")
         self.states = self.federation.place(stacked.stack([one.state for one in paused]))
         self.known = np.array(self.states.assignment)
         new: list[Record] = [] if note is None else [self._event(note, before, self.known, count, began)]
