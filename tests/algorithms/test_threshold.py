@@ -317,7 +317,7 @@ def test_sr_fca_takes_networks_on_digits_that_are_all_alike_for_one_cluster():
         return ct.data.rotated_digits(clients=20, rotations=(0,), unseen=0, seed=seed)
 
     learner = ct.Learner(ct.models.MLP(hidden=(16,)), local=ct.SGD(lr=0.3, steps=5))
-    assert whole_runs(draw, learner, "cross_loss") == (4, 4)
+    assert whole_runs(draw, learner, "cross_loss", seeds=2) == (2, 2)
 
 
 def test_clients_that_are_alike_to_the_last_digit_are_one_group():

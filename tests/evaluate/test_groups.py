@@ -96,14 +96,6 @@ def test_clients_that_are_alike_are_seldom_called_groups():
     assert sum(called) <= 8
 
 
-@pytest.mark.slow
-def test_images_are_judged_by_accuracy_too_and_groups_found_by_discover():
-    data = ct.data.rotated_digits(clients=16, rotations=(0, 90), seed=0, examples=40)
-    learner = ct.Learner(ct.models.Linear(bias=True), local=ct.SGD(lr=0.1, steps=5))
-    found = ct.groups(data.train, learner, rounds=8, permutations=199)
-    assert found.any and found.accuracy.low > 0 and "points of accuracy" in str(found)
-
-
 WORDS = {
     "No groups: on either half of the examples all clients were found to be one.": (1.0, 0.0, (1, 1)),
     "There are groups (2): p = 0.001, a client gains 0.5 of loss (95 %: 0.4 to 0.6).": (0.001, 0.5, (2, 2)),

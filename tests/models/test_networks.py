@@ -149,7 +149,7 @@ def two_kinds_of_clients(tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cnn", "resnet9", "lstm"])
+@pytest.mark.parametrize("name", ["cnn", "lstm"])
 def test_rounds_of_ifca_train_each_and_do_not_depend_on_the_batch(name):
     shards = two_kinds_of_clients(name == "lstm")
     local = ct.SGD(lr=0.1, epochs=2, batch_size=5, momentum=0.9)

@@ -43,7 +43,7 @@ def told():
     runs = {
         "ifca": (ct.IFCA(k=2, n_init=2, **drawn), {}),
         "streamed": (ct.IFCA(k=2, n_init=1, **drawn), {"resident": False}),
-        "srfca": (ct.SRFCA(rounds=2), {}),
+        "srfca": (ct.SRFCA(rounds=2, threshold="50%"), {}),
         "fedsoft": (ct.FedSoft(k=2, rounds=2), {}),  # keeps what is no number yet
     }
     answers = {}

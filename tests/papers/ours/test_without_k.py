@@ -111,8 +111,8 @@ def test_programs_are_let_go_before_there_are_too_many(monkeypatch):
         assert program._cache_size() == kept
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_it_runs(name, tmp_path):
+def test_it_runs(tmp_path):
+    name = "ours/without-k-regressions"  # networks take far longer to compile, and are in other tests
     found = reproduce(name, scale="smoke", out=tmp_path)
     assert [row["method"] for row in found["table"]] == ["Discover", "Global", "oracle"]
     assert all(row["steps"] > 0 and row["models moved"] > 0 for row in found["table"])

@@ -118,7 +118,6 @@ RUNS = [
     ("text", "inverted-mnist", None),
     ("authors", "inverted-mnist", None),
     ("authors", "rotated-mnist", ("ifca",)),
-    ("text", "rotated-cifar10", ("local-kmeans",)),
     ("authors", "label-cifar10", ("srfca-released",)),
     ("text", "femnist", ("fedsoft",)),
     ("text", "shakespeare", ("one-shot-ifca",)),
