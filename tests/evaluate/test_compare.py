@@ -145,6 +145,7 @@ def test_usual_methods_take_about_as_many_local_updates():
     assert list(methods)[:3] == ["global", "local", "discover"]
     assert {f"ifca, k={k}" for k in (2, 3, 4, 5)} | {"srfca", "cfl"} == set(list(methods)[3:])
     assert "ifca, k=3" not in usual_methods(30, 3)
+    assert set(methods) - set(usual_methods(30, 10_000)) == {"srfca", "cfl"}  # they look at all pairs
     assert all(isinstance(method, Algorithm) for method in methods.values())
 
 

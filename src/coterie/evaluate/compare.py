@@ -42,6 +42,7 @@ RATES = (0.03, 0.1, 0.3)  # step sizes that are tried in any case
 FURTHER = 3  # how many more are tried where the best is the smallest or the largest, each a third or thrice
 STEPS = 10  # of a local update
 STARTS = 5  # of IFCA, of which the best goes on
+PAIRED = 2000  # clients, beyond which methods that look at all pairs of them take minutes for each seed
 MOST = 300  # clients on whom settings are chosen
 SURE = 2  # standard errors, by which a method with more groups is to be better
 FILE = "comparison.json"
@@ -58,8 +59,7 @@ def usual_methods(rounds: int, clients: int) -> dict[str, Algorithm[Any]]:
         ONE_EACH: Local(rounds=rounds),
         "discover": Discover(rounds=third),
         **several,
-        "srfca": SRFCA(rounds=third),
-        "cfl": CFL(rounds=rounds),
+        **({"srfca": SRFCA(rounds=third), "cfl": CFL(rounds=rounds)} if clients <= PAIRED else {}),
     }
 
 
