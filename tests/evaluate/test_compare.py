@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import coterie as ct
 from coterie.algorithms.algorithm import Algorithm
 from coterie.cli.main import app
-from coterie.errors import RunFolderError, SettingError
+from coterie.errors import RunFolderError, SettingError, diverged
 from coterie.evaluate import compare
 from coterie.evaluate.compare import FILE, _company, _simplest, _Tried, usual_methods
 from coterie.evaluate.comparison import Comparison, Row
@@ -185,6 +185,20 @@ def test_groups_are_found_judged_and_kept(tmp_path):
     pd.testing.assert_frame_equal(other.per_client, found.per_client)
     with pytest.raises(RunFolderError, match="holds another comparison \\(of another data\\)"):
         ct.compare(population(2, 1), LEARNER, methods=METHODS, rounds=4, seeds=2, folder=tmp_path)
+
+
+def test_where_half_of_the_examples_are_too_few_for_a_step_size_a_smaller_one_is_taken(monkeypatch):
+    tried = []
+
+    def groups(train, learner, **settings):
+        tried.append(learner.local.lr)
+        if learner.local.lr > 0.02:
+            raise diverged("as it was told to")
+        return made_up().groups
+
+    monkeypatch.setattr(compare, "groups", groups)
+    assert compare._groups(None, LEARNER, 4, 0) == made_up().groups
+    assert tried == pytest.approx([0.1, 0.1 / 3, 0.1 / 9])
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def compare(
         tuple(_row(method, judged, one, classifies) for method, one in tried.items()),
         min(tried, key=lambda method: tried[method].loss),
         grouping,
-        kept.groups(lambda: groups(train, of_all, rounds=rounds, seed=seed)),
+        kept.groups(lambda: _groups(train, of_all, rounds, seed)),
         judged[grouping][0].found,
         model,
         _per_client(grouping, judged, held_out),
@@ -226,6 +226,18 @@ def _some(train: Shards, seed: int) -> Shards:
     if len(may) < 2:
         raise SettingError("fewer than two clients have two examples or more: there is nothing to compare.")
     return train[may[keys.participants(seed, 0, train.tokens[may], MOST)]]
+
+
+def _groups(train: Shards, learner: Learner, rounds: int, seed: int) -> Groups:
+    """Whether there are groups, with smaller steps where half of the examples are too few for these."""
+    for _ in range(FURTHER):
+        try:
+            return groups(train, learner, rounds=rounds, seed=seed)
+        except LearnerError:  # it diverged
+            if not isinstance(rate := getattr(learner.local, "lr", None), int | float):
+                raise
+            learner = _with_step_size(learner, rate / 3)
+    return groups(train, learner, rounds=rounds, seed=seed)
 
 
 # -- what is kept --------------------------------------------------------------------------------------------
