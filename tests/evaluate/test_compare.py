@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import optax
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -10,11 +11,13 @@ from typer.testing import CliRunner
 import coterie as ct
 from coterie.algorithms.algorithm import Algorithm
 from coterie.cli.main import app
-from coterie.errors import RunFolderError, SettingError, diverged
+from coterie.errors import LearnerError, RunFolderError, SettingError, diverged
 from coterie.evaluate import compare
-from coterie.evaluate.compare import FILE, _company, _simplest, _Tried, usual_methods
+from coterie.evaluate.compare import _company, usual_methods
 from coterie.evaluate.comparison import Comparison, Row
 from coterie.evaluate.groups import Gain, Groups
+from coterie.evaluate.kept import FILE
+from coterie.evaluate.trials import Tried, simplest, with_smaller_steps
 
 LEARNER = ct.Learner(ct.models.Linear(), "squared", ct.SGD(lr=0.1, steps=5))
 METHODS = {"ifca": ct.IFCA(k=2, rounds=4, n_init=3), "cfl": ct.CFL(rounds=4)}
@@ -124,13 +127,13 @@ def test_of_methods_that_are_as_good_the_one_with_fewer_groups_is_taken():
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.3, 50)
     tried = {
-        "five": _Tried(1 + noise, 5),
-        "three": _Tried(1.01 + noise + rng.normal(0, 0.1, 50), 3),  # within chance of it
-        "two": _Tried(1.2 + noise, 2),  # surely worse, client by client, though less so than clients differ
-        "one": _Tried(np.full(50, np.inf), 1),
+        "five": Tried(1 + noise, 5),
+        "three": Tried(1.01 + noise + rng.normal(0, 0.1, 50), 3),  # within chance of it
+        "two": Tried(1.2 + noise, 2),  # surely worse, client by client, though less so than clients differ
+        "one": Tried(np.full(50, np.inf), 1),
     }
-    assert _simplest(tried) == "three"
-    assert _simplest({"one": tried["one"], "two": tried["two"]}) == "two"
+    assert simplest(tried) == "three"
+    assert simplest({"one": tried["one"], "two": tried["two"]}) == "two"
 
 
 def test_company_is_what_share_of_a_group_stays_together():
@@ -187,18 +190,33 @@ def test_groups_are_found_judged_and_kept(tmp_path):
         ct.compare(population(2, 1), LEARNER, methods=METHODS, rounds=4, seeds=2, folder=tmp_path)
 
 
-def test_where_half_of_the_examples_are_too_few_for_a_step_size_a_smaller_one_is_taken(monkeypatch):
+def test_where_a_step_size_makes_training_diverge_a_smaller_one_is_taken():
     tried = []
 
-    def groups(train, learner, **settings):
-        tried.append(learner.local.lr)
-        if learner.local.lr > 0.02:
+    def computed(learner, most=0.02):
+        tried.append(getattr(learner.local, "lr", None))
+        if tried[-1] is None or tried[-1] > most:
             raise diverged("as it was told to")
-        return made_up().groups
+        return "done"
 
-    monkeypatch.setattr(compare, "groups", groups)
-    assert compare._groups(None, LEARNER, 4, 0) == made_up().groups
+    assert with_smaller_steps(computed, LEARNER) == "done"
     assert tried == pytest.approx([0.1, 0.1 / 3, 0.1 / 9])
+    with pytest.raises(LearnerError):
+        with_smaller_steps(lambda one: computed(one, most=1e-6), LEARNER)
+    assert len(tried) == 3 + 4
+    without = ct.Learner(ct.models.Linear(), "squared", ct.Optax(optax.adam(0.1), steps=2))
+    with pytest.raises(LearnerError):
+        with_smaller_steps(computed, without)
+    assert len(tried) == 3 + 4 + 1
+
+
+def test_what_cannot_be_written_down_is_kept_in_no_folder(tmp_path):
+    without = ct.Learner(ct.models.Linear(), "squared", ct.Optax(optax.adam(0.1), steps=2))
+    with pytest.raises(SettingError, match="parts of your own making cannot be written down"):
+        ct.compare(population(2), without, methods=METHODS, folder=tmp_path)
+    (tmp_path / FILE).write_text("[]")
+    with pytest.raises(RunFolderError, match="holds another comparison"):
+        ct.compare(population(2), LEARNER, methods=METHODS, folder=tmp_path)
 
 
 @pytest.mark.slow

@@ -11,28 +11,21 @@ import typer
 from rich.console import Console
 
 from coterie.cli.errors import clear_errors
-from coterie.cli.options import Client, Data, Label, data_settings
+from coterie.cli.options import Client, Config, Data, Label, Seed, Set, experiment_of
 from coterie.cli.stop import stoppable
 from coterie.evaluate.compare import compare as run
-from coterie.run.config import Experiment, setting, with_options
 from coterie.run.tables import show_comparison
 
 
 def compare(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="An experiment file (TOML), of which data, model and local update count."),
-    ] = None,
+    config: Config = None,
     data: Data = None,
     client: Client = None,
     label: Label = None,
     rounds: Annotated[int, typer.Option(help="Local updates of a client, about, with each method.")] = 30,
     seeds: Annotated[int, typer.Option(help="From how many seeds each method trains.")] = 3,
-    seed: Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting by its key in the file."),
-    ] = None,
+    seed: Seed = None,
+    set_: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to keep what is computed.  [default: runs/compare-DATA-SEED]")
     ] = None,
@@ -53,9 +46,7 @@ def compare(
     Started again, with the same options, it goes on where it stopped.
     """
     with clear_errors():
-        content = {} if config is None else Experiment.from_file(config)
-        given = data_settings(data, client, label) + ([] if seed is None else [("seed", seed)])
-        experiment = Experiment.read(with_options(content, [*given, *map(setting, set_ or [])]))
+        experiment = experiment_of(config, data, client, label, seed, set_)
         folder = out or Path("runs") / f"compare-{experiment.called}-{experiment.seed}"
         clients = experiment.make_data()
         learner = None

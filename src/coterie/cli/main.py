@@ -20,7 +20,7 @@ import coterie
 from coterie import registry
 from coterie.cli import compare, flower, groups, reproduce
 from coterie.cli.errors import clear_errors
-from coterie.cli.options import Client, Data, Label, data_settings
+from coterie.cli.options import Client, Data, Label, Seed, Set, data_settings
 from coterie.cli.stop import stoppable
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.run import processes as several
@@ -82,13 +82,8 @@ def run(
     client: Client = None,
     label: Label = None,
     clients: Annotated[int | None, typer.Option(help="Clients in the data set.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any setting by its key in the file, e.g. local.lr=0.05."
-        ),
-    ] = None,
+    seed: Seed = None,
+    set_: Set = None,
     baselines: Annotated[
         str | None, typer.Option(help="Methods to compare with, or `none`.  [default: global,local]")
     ] = None,

@@ -11,6 +11,7 @@ import typer
 from coterie import registry
 from coterie.data.files import TABLES
 from coterie.errors import ConfigError
+from coterie.run.config import Experiment, setting, with_options
 
 Data = Annotated[
     str | None,
@@ -26,6 +27,31 @@ Client = Annotated[
 Label = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Of files: the column that is to be foretold.")
 ]
+
+Config = Annotated[
+    Path | None, typer.Option(help="An experiment file (TOML), of which data, model and local update count.")
+]
+Seed = Annotated[int | None, typer.Option(help="Everything random.  [default: 0]")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any setting by its key in the file, e.g. local.lr=0.05."
+    ),
+]
+
+
+def experiment_of(
+    config: Path | None,
+    data: str | None,
+    client: str | None,
+    label: str | None,
+    seed: int | None,
+    others: list[str] | None,
+) -> Experiment:
+    """The experiment of a file, or the defaults, with what options say on top."""
+    content = {} if config is None else Experiment.from_file(config)
+    given = data_settings(data, client, label) + ([] if seed is None else [("seed", seed)])
+    return Experiment.read(with_options(content, [*given, *map(setting, others or [])]))
 
 
 def data_settings(data: str | None, client: str | None, label: str | None) -> list[tuple[str, Any]]:

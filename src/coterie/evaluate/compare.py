@@ -7,9 +7,7 @@ examples, which chose nothing, judge.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,17 +15,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from coterie import keys, registry, storage
 from coterie.algorithms import CFL, IFCA, SRFCA, Discover, Global, Local
 from coterie.algorithms.algorithm import Algorithm
-from coterie.clustering.result import Clustering, load
+from coterie.clustering.result import Clustering
 from coterie.data.federated import Federated
-from coterie.data.shards import Shards, places
-from coterie.errors import LearnerError, RunFolderError, SettingError, whole_number
+from coterie.data.shards import places
+from coterie.errors import SettingError, whole_number
 from coterie.evaluate.comparison import ONE_EACH, ONE_FOR_ALL, Comparison, Row
 from coterie.evaluate.differences import differences
-from coterie.evaluate.groups import Gain, Groups, groups
+from coterie.evaluate.groups import Gain, groups
+from coterie.evaluate.kept import Kept, Progress, contents
 from coterie.evaluate.metrics import adjusted_rand
+from coterie.evaluate.trials import (
+    RATES,
+    Trial,
+    Tried,
+    simplest,
+    step_size_of,
+    with_smaller_steps,
+    with_step_size,
+)
 from coterie.federation.simulation import Simulation
 from coterie.learn.learner import Learner
 from coterie.learn.local import SGD
@@ -38,16 +45,9 @@ from coterie.models import MLP, Linear
 if TYPE_CHECKING:
     import pandas as pd
 
-RATES = (0.03, 0.1, 0.3)  # step sizes that are tried in any case
-FURTHER = 3  # how many more are tried where the best is the smallest or the largest, each a third or thrice
 STEPS = 10  # of a local update
 STARTS = 5  # of IFCA, of which the best goes on
 PAIRED = 2000  # clients, beyond which methods that look at all pairs of them take minutes for each seed
-MOST = 300  # clients on whom settings are chosen
-SURE = 2  # standard errors, by which a method with more groups is to be better
-FILE = "comparison.json"
-
-Progress = Callable[[str], None]
 
 
 def usual_methods(rounds: int, clients: int) -> dict[str, Algorithm[Any]]:
@@ -111,9 +111,9 @@ def compare(
     if len(chosen) < 3:
         raise SettingError("methods must name one, at least, that finds groups.")
     learners = usual_learners(train.spec.classes is not None) if learner is None else {"given": learner}
-    kept = _Kept(folder, _contents(data.name, train, chosen, learners, seeds, seed), progress)
-
-    trial = _Trial(*_some(train, seed).split(seed=seed), seed, kept)
+    of = contents(data.name, train, chosen, learners, rounds=rounds, seeds=seeds, seed=seed)
+    kept = Kept(folder, of, progress)
+    trial = Trial(train, seed, kept.tried)
     both = (ONE_FOR_ALL, ONE_EACH)
     tuned = {
         (model, method): trial.tuned(model, method, one, chosen[method])
@@ -128,198 +128,28 @@ def compare(
     clients, held_out = Simulation(train), Simulation(test)
     judged: dict[str, list[_Judged]] = {}
     for method, algorithm in chosen.items():
-        one = _with_step_size(learners[model], tuned[model, method].step_size)
+        one = with_step_size(learners[model], tuned[model, method].step_size)
         judged[method] = [
             _judged(kept.found(method, number, algorithm, clients, one, seed + number), held_out)
             for number in range(seeds)
         ]
     tried = {method: tuned[model, method] for method in chosen}
-    grouping = _simplest({method: one for method, one in tried.items() if method not in both})
-    of_all = _with_step_size(learners[model], tuned[model, ONE_FOR_ALL].step_size)
+    grouping = simplest({method: one for method, one in tried.items() if method not in both})
+    of_all = with_step_size(learners[model], tuned[model, ONE_FOR_ALL].step_size)
     classifies = named(of_all.loss) in CLASSIFYING
     return Comparison(
         data.name,
         tuple(_row(method, judged, one, classifies) for method, one in tried.items()),
         min(tried, key=lambda method: tried[method].loss),
         grouping,
-        kept.groups(lambda: _groups(train, of_all, rounds, seed)),
+        kept.groups(
+            lambda: with_smaller_steps(lambda one: groups(train, one, rounds=rounds, seed=seed), of_all)
+        ),
         judged[grouping][0].found,
         model,
         _per_client(grouping, judged, held_out),
         differences(judged[grouping][0].found, train, seed),
     )
-
-
-# -- settings ------------------------------------------------------------------------------------------------
-
-
-class _Tried(NamedTuple):
-    """What validation examples say of a method with some settings."""
-
-    each: Float[np.ndarray, " clients"]  # losses; infinite where training failed
-    groups: int
-    step_size: float | None = None
-
-    @property
-    def loss(self) -> float:
-        return float(self.each.mean())
-
-    def as_good_as(self, best: _Tried) -> bool:
-        """Whether chance may be all that the best one has ahead of it, client by client."""
-        if not np.isfinite(self.loss):
-            return False
-        worse = self.each - best.each
-        return bool(worse.mean() <= SURE * worse.std(ddof=1) / np.sqrt(len(worse)))
-
-
-def _simplest(tried: Mapping[str, _Tried]) -> str:
-    """Of what is as good as the best, that with the fewest groups."""
-    best = min(tried.values(), key=lambda one: one.loss)
-    good = [name for name, one in tried.items() if one is best or one.as_good_as(best)]
-    return min(good, key=lambda name: (tried[name].groups, tried[name].loss))
-
-
-class _Trial:
-    """Trains on some clients' examples, and judges by others of theirs."""
-
-    def __init__(self, fit: Shards, validation: Shards, seed: int, kept: _Kept) -> None:
-        self._fit, self._validation = Simulation(fit), Simulation(validation)
-        self._seed, self._kept = seed, kept
-
-    def tuned(self, model: str, method: str, learner: Learner, algorithm: Algorithm[Any]) -> _Tried:
-        """A method with the best step size, if it has one."""
-
-        def tried(step_size: float | None) -> _Tried:
-            with_it = _with_step_size(learner, step_size)
-            said = f"{method}, {model}" + ("" if step_size is None else f", step size {step_size:g}")
-            found = self._kept.tried(said, lambda: self._tried(algorithm, with_it))
-            return found._replace(step_size=step_size)
-
-        if not isinstance(getattr(learner.local, "lr", None), int | float):
-            return tried(None)
-        rates = {rate: tried(rate) for rate in RATES}
-        for _ in range(FURTHER):
-            best = min(rates, key=lambda rate: rates[rate].loss)
-            if min(rates) < best < max(rates):
-                break
-            further = float(f"{best * 3 if best == max(rates) else best / 3:.2g}")
-            rates[further] = tried(further)
-        return min(rates.values(), key=lambda one: one.loss)
-
-    def _tried(self, algorithm: Algorithm[Any], learner: Learner) -> _Tried:
-        try:
-            found = algorithm.fit(self._fit, learner, seed=self._seed)
-            judged = found.evaluate(self._validation, "train", personal=found.personal is not None)
-        except (LearnerError, SettingError):  # it diverged; or there are too few clients for it
-            return _Tried(np.full(len(self._validation.ids), np.inf), 0)
-        each = judged.per_client.set_index("id")["loss"].reindex(self._validation.ids).to_numpy(float)
-        return _Tried(np.where(np.isfinite(each), each, np.inf), found.k)
-
-
-def _with_step_size(learner: Learner, step_size: float | None) -> Learner:
-    return learner if step_size is None else replace(learner, local=replace(learner.local, lr=step_size))  # type: ignore[type-var]
-
-
-def _some(train: Shards, seed: int) -> Shards:
-    """Clients with two examples or more, drawn where they are many."""
-    may = np.flatnonzero(train.sizes >= 2)
-    if len(may) < 2:
-        raise SettingError("fewer than two clients have two examples or more: there is nothing to compare.")
-    return train[may[keys.participants(seed, 0, train.tokens[may], MOST)]]
-
-
-def _groups(train: Shards, learner: Learner, rounds: int, seed: int) -> Groups:
-    """Whether there are groups, with smaller steps where half of the examples are too few for these."""
-    for _ in range(FURTHER):
-        try:
-            return groups(train, learner, rounds=rounds, seed=seed)
-        except LearnerError:  # it diverged
-            if not isinstance(rate := getattr(learner.local, "lr", None), int | float):
-                raise
-            learner = _with_step_size(learner, rate / 3)
-    return groups(train, learner, rounds=rounds, seed=seed)
-
-
-# -- what is kept --------------------------------------------------------------------------------------------
-
-
-class _Kept:
-    """What was computed, in a folder if there is one."""
-
-    def __init__(self, folder: str | Path | None, of: dict[str, Any], progress: Progress | None) -> None:
-        self._folder = None if folder is None else Path(folder)
-        self._tell = progress or (lambda what: None)
-        self._known: dict[str, Any] = {"of": of, "tried": {}, "groups": None}
-        if self._folder is None or not (self._folder / FILE).exists():
-            return
-        self._known = storage.read_json(self._folder / FILE)
-        # JSON has no tuples
-        unlike = [key for key, value in json.loads(json.dumps(of)).items() if self._known["of"][key] != value]
-        if unlike:
-            raise RunFolderError(
-                f"{self._folder} holds another comparison (of another {unlike[0]}): choose another folder."
-            )
-
-    def tried(self, name: str, compute: Callable[[], _Tried]) -> _Tried:
-        known = self._known["tried"]
-        if name not in known:
-            self._tell(f"choosing settings: {name}")
-            one = compute()
-            losses = [float(loss) if np.isfinite(loss) else None for loss in one.each]  # JSON has no infinity
-            known[name] = {"each": losses, "groups": one.groups}
-            self._write()
-        each = np.array([np.inf if loss is None else loss for loss in known[name]["each"]])
-        return _Tried(each, known[name]["groups"])
-
-    def groups(self, compute: Callable[[], Groups]) -> Groups:
-        if self._known["groups"] is None:
-            self._tell("are there groups")
-            self._known["groups"] = compute().to_json()
-            self._write()
-        return Groups.from_json(self._known["groups"])
-
-    def found(
-        self,
-        method: str,
-        number: int,
-        algorithm: Algorithm[Any],
-        clients: Simulation,
-        learner: Learner,
-        seed: int,
-    ) -> Clustering:
-        """What a method finds."""
-        path = None if self._folder is None else self._folder / method / str(number)
-        if path is not None and (path / "clustering.json").exists():
-            return load(path, learner)
-        self._tell(f"{method}, seed {seed}")
-        found = algorithm.fit(clients, learner, seed=seed)
-        if path is not None:
-            found.save(path)
-        return found
-
-    def _write(self) -> None:
-        if self._folder is not None:
-            storage.write_json(self._folder / FILE, self._known)
-
-
-def _contents(
-    name: str,
-    train: Shards,
-    methods: Mapping[str, Algorithm[Any]],
-    learners: Mapping[str, Learner],
-    seeds: int,
-    seed: int,
-) -> dict[str, Any]:
-    """What a comparison is of, as far as it can be written down."""
-    sums = [[float(b.x.sum(dtype=float)), float(b.y.sum(dtype=float))] for b in train.buckets]
-    whose = repr([train.ids.tolist(), train.sizes.tolist(), sums])
-    return {
-        "data": [name, storage.digest(whose.encode())],
-        "methods": {m: registry.describe_algorithm(a) for m, a in methods.items()},
-        "model": {m: registry.describe_learner(one) for m, one in learners.items()},
-        "number of seeds": seeds,
-        "seed": seed,
-    }
 
 
 # -- what comes of it ----------------------------------------------------------------------------------------
@@ -345,7 +175,7 @@ def _mean(judged: list[_Judged], measure: str) -> pd.Series:
     return mean
 
 
-def _row(method: str, judged: Mapping[str, list[_Judged]], tried: _Tried, classifies: bool) -> Row:
+def _row(method: str, judged: Mapping[str, list[_Judged]], tried: Tried, classifies: bool) -> Row:
     mine, measure = judged[method], "accuracy" if classifies else "loss"
 
     def over(other: str) -> Gain:
@@ -369,7 +199,7 @@ def _row(method: str, judged: Mapping[str, list[_Judged]], tried: _Tried, classi
         over(ONE_EACH),
         float(np.mean(agreement)) if agreement else None,
         tried.loss,
-        tried.step_size,
+        step_size_of(mine[0].found.learner),
         mean(lambda found: found.history.total("updates") / clients),
         mean(lambda found: found.history.total("bytes_up") + found.history.total("bytes_down")),
         mean(lambda found: found.history.total("seconds")),
